@@ -12,9 +12,10 @@ import select
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Any
+
+from .temporary import Held, Temporary
 
 TICK = 0.1  # seconds between looks at the file
 
@@ -45,15 +46,20 @@ _NO_TPU = re.compile(
 _NO_TPU_BEGUN = re.compile(rb"(?:%s\Z|(?:%s)?%s(?:%s)?\Z)" % (_PREAMBLE, _PREAMBLE, _NO_HOST, _TRACE))
 
 
-@dataclass(eq=False)
-class Capture:
+class Capture(Temporary):
     """`messages`: each complaint written while the capture was open, whole, without the log's date and place."""
 
-    messages: tuple[str, ...] = ()
+    def __init__(self) -> None:
+        self.messages: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        _join(self)
+
+    def end(self) -> None:
+        _leave(self)
 
 
-@contextmanager
-def captured() -> Iterator[Capture]:
+def captured() -> Capture:
     """While the body runs, take what the compiler complains of off descriptor 2.
 
     Captures may be nested, and open in several threads: each gets all that is written while it is open, whichever
@@ -64,39 +70,53 @@ def captured() -> Iterator[Capture]:
     >>> log.messages
     ()
     """
-    capture = Capture()
-    try:
-        _join(capture)
-        yield capture
-    finally:
-        _leave(capture)
+    return Capture()
 
 
-class _Redirect:
+class _Redirect(Temporary):
     """Descriptor 2 turned into a file, with a thread that passes on what arrives there. `_lock` guards it."""
 
     def __init__(self) -> None:
-        """Raises OSError or RuntimeError, with descriptor 2 as it was, where file or thread can't be had."""
         self.captures: list[Capture] = []
-        self._passed = 0
+        self._meant: Any = None  # a file on what descriptor 2 was
+        self._file: Any = None  # what it is meanwhile
+        self._passed = 0  # bytes of that
+        self.turned = False
         self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Raises OSError or RuntimeError where file or thread can't be had."""
+        if self.turned:
+            return
         _flush()
-        with ExitStack() as held:
-            self._meant = os.dup(2)
-            held.callback(os.close, self._meant)
+        if self._meant is None:
+            self._meant = os.fdopen(os.dup(2), "wb", buffering=0)
+        if self._file is None:
             # A file and no pipe: it never fills up, so that nobody waits for a reader.
-            self._file = held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno()
-            held.callback(self._ended.set)
-            threading.Thread(target=self._watch, name="jaxshard compiler log", daemon=True).start()
-            os.dup2(self._file, 2)
-            self._held = held.pop_all()
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        threading.Thread(target=self._watch, name="jaxshard compiler log", daemon=True).start()
+        self.turned = True
+        os.dup2(self._file.fileno(), 2)
+
+    def end(self) -> None:
+        if self.turned:
+            _flush()
+            os.dup2(self._meant.fileno(), 2)
+            self.pass_on(self._size(), last=True)
+            self.turned = False
+        self._ended.set()
+        for file in (self._file, self._meant):
+            if file is not None:
+                file.close()
 
     def pass_on(self, end: int | None = None, last: bool = False) -> None:
         """Sort what was written up to byte `end`: the complaints are the captures', the rest goes on.
 
         Without `end` it is all but a last line that is not finished: another thread may be in the middle of it.
         """
-        text = os.pread(self._file, (self._size() if end is None else end) - self._passed, self._passed)
+        text = os.pread(
+            self._file.fileno(), (self._size() if end is None else end) - self._passed, self._passed
+        )
         if end is None:
             text = text[: text.rfind(b"\n") + 1]
         if not last and (begun := _NO_TPU_BEGUN.search(text)):
@@ -105,18 +125,12 @@ class _Redirect:
         found = tuple(m["text"].decode(errors="replace").strip() for m in _COMPLAINT.finditer(text))
         for capture in self.captures:
             capture.messages += found
-        _write(self._meant, _NO_TPU.sub(b"", _COMPLAINT.sub(b"", text)))
-
-    def end(self) -> None:
-        _flush()
-        os.dup2(self._meant, 2)
-        self.pass_on(self._size(), last=True)
-        self._held.close()
+        _write(self._meant.fileno(), _NO_TPU.sub(b"", _COMPLAINT.sub(b"", text)))
 
     def _watch(self) -> None:
         before = 0
         while not self._ended.wait(TICK):
-            with _lock:
+            with Held(_lock):
                 if self._ended.is_set():
                     return
                 size = self._size()
@@ -125,38 +139,43 @@ class _Redirect:
                 before = size
 
     def _size(self) -> int:
-        return os.fstat(self._file).st_size
+        return os.fstat(self._file.fileno()).st_size
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _redirect: _Redirect | None = None
 
 
 def _join(capture: Capture) -> None:
     global _redirect
-    with _lock:
-        if _redirect is None:
-            if not hasattr(os, "pread"):
-                return
-            try:
-                _redirect = _Redirect()
-            except (OSError, RuntimeError):
-                return
-        _redirect.pass_on()
+    if not hasattr(os, "pread"):
+        return
+    with Held(_lock):
+        if _redirect is not None and _redirect.turned:
+            _redirect.pass_on()
+        else:
+            if _redirect is not None:  # an interrupt has left it
+                _redirect.end()
+            _redirect = _Redirect()
         _redirect.captures.append(capture)
+        try:
+            _redirect.begin()
+        except (OSError, RuntimeError):
+            _redirect.end()
+            _redirect = None
 
 
 def _leave(capture: Capture) -> None:
     global _redirect
-    with _lock:
-        if _redirect is None or capture not in _redirect.captures:
+    with Held(_lock):
+        if _redirect is None:
             return
-        if len(_redirect.captures) == 1:
-            _redirect.end()
-            _redirect = None
-        else:
+        if any(each is not capture for each in _redirect.captures):
             _redirect.pass_on()
-            _redirect.captures.remove(capture)
+            _redirect.captures = [each for each in _redirect.captures if each is not capture]
+            return
+        _redirect.end()
+        _redirect = None
 
 
 def _flush() -> None:

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_MOST = 20_000  # characters of a line
+_SPACES = "\u00a0\u202f"  # that stand in figures
+
 
 class ShardError(Exception):
     """What was given cannot be done; the message is one line that says what would fix it.
@@ -20,8 +23,24 @@ class ShardError(Exception):
     """
 
     def __init__(self, message: str, *, fix: str | None = None, option: str | None = None):
+        message = printable(message if len(message) <= _MOST else f"{message[:_MOST]}\u2026")
         super().__init__(message if option is None else f"{option}: {message}")
         self.fix, self.why = fix, message.partition("; ")[0]
+
+
+def printable(text: str) -> str:
+    r"""`text` on one line, control and formatting characters replaced, so that no name can move a cursor.
+
+    >>> printable("state\x1b[31m.w") == "state\ufffd[31m.w"
+    True
+    """
+    if text.isprintable():
+        return text
+    return "".join(" " if c.isspace() and c not in _SPACES else c if _shows(c) else "\ufffd" for c in text)
+
+
+def _shows(c: str) -> bool:
+    return c.isprintable() or c in _SPACES
 
 
 def one_of(names: Iterable[str]) -> str:

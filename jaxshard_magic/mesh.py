@@ -26,6 +26,7 @@ from .mesh_text import (
 )
 from .simulate import Machine
 from .targets import Target, slices
+from .temporary import within
 
 DEFAULT_SIMULATED = 8
 
@@ -125,7 +126,7 @@ class BuiltMesh:
     notes: tuple[str, ...] = ()
 
 
-@captured()  # backends start here, and libtpu complains where no TPU is
+@within(captured)  # backends start here, and libtpu complains where no TPU is
 def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     """Make the mesh, of the devices of this machine; on CPU, where these are too few, of simulated ones.
 

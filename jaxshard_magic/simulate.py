@@ -28,6 +28,7 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .errors import ShardError, whole_number
+from .temporary import done_whole
 
 MAX_DEVICES = 512  # made in 0.3 s; 4096 take seconds and 14,000 threads
 _THREADS = 32  # with fewer, programs can starve each other, and XLA aborts the process after 40 s
@@ -99,18 +100,21 @@ def restart(
     outside = _sharded_elsewhere(parked)
     notes = [f"{name}: still on the old devices; make it again" for name in _meshes_and_shardings(spaces)]
 
-    context = jax.sharding.get_mesh()
     default_device = setting("jax_default_device")
-    start(count)
-    mesh = make_mesh()
-    if not context.empty:
+
+    def moved() -> tuple[Mesh, dict[int, jax.Array]]:
+        start(count)
+        mesh = make_mesh()
+        if isinstance(default_device, jax.Device):
+            jax.config.update("jax_default_device", jax.devices()[default_device.id])
+        placed = {id(p.array): p.placed(mesh) for p in parked}
+        _each_array(spaces, lambda x: placed.get(id(x), x))
+        return mesh, placed
+
+    mesh, placed = done_whole(moved)  # an interrupt in the middle would leave arrays behind
+    if not jax.sharding.get_mesh().empty:
         jax.set_mesh(mesh)
         notes.append("jax.set_mesh: now this mesh")
-    if isinstance(default_device, jax.Device):
-        jax.config.update("jax_default_device", jax.devices()[default_device.id])
-
-    placed = {id(p.array): p.placed(mesh) for p in parked}
-    _each_array(spaces, lambda x: placed.get(id(x), x))
     if parked:
         notes.insert(0, _moved(parked, placed))
     parked.clear()

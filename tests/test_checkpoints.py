@@ -221,8 +221,10 @@ def test_folders_that_cant_be_saved_into_are_told_and_left_alone(tmp_path):
     with Store(tmp_path / "c") as first:
         first.save(1, tree, about(1, tree))
         assert "has a checkpoint 1 already" in refusal(first.save, 1, tree, about(1, tree))
-        assert "is saving checkpoints into it" in refusal(Store(tmp_path / "c").save, 2, tree, about(2, tree))
-        forked = os.dup(first._lock._file)  # as a process has it that a loader forks from this one
+        assert "is saving a checkpoint into it" in refusal(
+            Store(tmp_path / "c").save, 2, tree, about(2, tree)
+        )
+        forked = os.dup(first._lock._file.fileno())  # as a process has it that a loader forks from this one
     with Store(tmp_path / "c") as second:
         second.save(2, tree, about(2, tree))
     os.close(forked)

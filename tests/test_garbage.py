@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from jaxshard_magic.program.garbage import uncollected
+from jaxshard_magic.temporary import within
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def as_it_was():
 
 
 def test_collection_goes_on_after_a_function_that_held_it_off():
-    assert uncollected()(gc.isenabled)() is False
+    assert within(uncollected)(gc.isenabled)() is False
     assert gc.isenabled()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from histories import add, fail, files, in_process, kept, numbers, one_line, path, told, writers
@@ -215,6 +216,24 @@ def test_one_damaged_report_says_so_and_the_others_are_read(kept: Store, path: P
         kept.report(first)
     one_line(error, f"report {first} of the history", "is damaged: remove it")
     assert kept.report(second) == attached()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("versions", "{"), ("at", "yesterday"), ("step_s", b"\xff"), ("name", b"x"), ("peak", float("inf"))],
+)
+def test_one_damaged_row_is_left_out_and_the_line_names_what_removes_it(path: Path, column: str, value: Any):
+    lines: list[str] = []
+    kept = Store(path, tell=lines.append)
+    first, second = add(kept), add(kept)
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("PRAGMA ignore_check_constraints = 1")
+        other.execute(f'UPDATE report SET "{column}" = ? WHERE id = ?', (value, first))
+    assert [row.id for row in kept.rows()] == [second]
+    [line] = lines
+    assert "which is damaged" in line
+    exec(f"import jaxshard_magic\nimport jaxshard_magic.history\n{line.rpartition(', ')[2]}")
+    assert [row.id for row in kept.rows()] == [second] and len(lines) == 1
 
 
 # Where nothing can be kept

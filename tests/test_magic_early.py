@@ -1,5 +1,6 @@
 """Nothing is lost where a cell ends early, stopped by the user or by an error of its own."""
 
+import gc
 import signal
 import threading
 
@@ -10,6 +11,7 @@ from IPython.utils.capture import capture_output
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep
+from jaxshard_magic.step.entry import Entry
 
 STOPS = """
 for i in range(30):
@@ -56,6 +58,50 @@ def test_a_step_that_was_stopped_goes_on_where_it_was(given, trained):
     given.run(LOOP + LOOP)
     assert given.run("%shard").ended is None  # it went on
     assert given.run("%shard").timing.calls == 6
+
+
+LARGE = """
+def large():
+    gc.collect()
+    return sum(x.nbytes >= 2**20 for x in jax.live_arrays())
+w, x = jnp.ones((512, 512)), jnp.ones((8, 512))
+before = large()
+"""
+OF_LARGE = """
+@jax.jit
+def train_step(w, x):
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - 1e-6 * grad, loss
+for i in range(6):
+    w, loss = train_step(w, x)
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "    if i == 4: raise KeyboardInterrupt",
+        "    if i == 4: raise ValueError('mine')",
+        "train_step(w, x[:, :3])",
+        "train_step(w)",
+        "stopped_inside()\ntrain_step(w, x)",
+    ],
+)
+def test_a_cell_that_ended_early_keeps_no_old_state_on_the_devices(given, monkeypatch, end):
+    def stopped_inside():
+        def stopped(*args):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Entry, "run", stopped)
+
+    given.shell.user_ns.update(gc=gc, stopped_inside=stopped_inside)
+    given.run(LARGE)
+    given.run("%%shard fsdp" + OF_LARGE)
+    ended(given, "%%shard fsdp" + OF_LARGE + end)
+    given.run("for i in range(3): w, loss = train_step(w, x)")
+    given.run("after = large()")
+    assert given["after"] == given["before"]
 
 
 def test_the_calls_that_a_stopped_cell_made_are_one_number(given):

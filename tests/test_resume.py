@@ -219,6 +219,11 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
         match=r"has no state\.opt\.0\.count\. Did you mean 'state\.1",
     ):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
+    step = new_step()
+    step.checkpoint(tmp_path, resume=True)
+    half = jax.tree.map(lambda x: x.astype("bfloat16"), params)
+    with pytest.raises(ShardError, match=r"bfloat16\[.*\] here; go on with the dtype that was saved$"):
+        step((half, opt, key), np.ones((16, 16), "f"))  # there is no --cast with --resume
 
 
 def test_the_state_of_a_loops_checkpoint_is_loaded_by_hand_too(tmp_path):

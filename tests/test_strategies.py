@@ -1,6 +1,7 @@
 """Where every strategy puts what, and that several sharded steps give the plain steps' state."""
 
 from functools import cache
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -252,6 +253,26 @@ def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
     w = leaf(planned(call, "fsdp", "data=8"), "state.params.w")
     held = 33 * 513 * 4
     assert (w.wanted, w.lost) == (("data",), held - held // 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape", "wanted", "cut"),
+    [
+        ("fsdp+tp", (127, 509), ("model", "data"), 1),
+        ("fsdp+tp", (127, 514), ("data",), 2),
+        ("fsdp+tp", (127, 512), (), 8),
+        ("dp+tp", (127, 509), ("model",), 1),
+    ],
+)
+def test_what_several_parts_cannot_cut_is_counted_once(strategy, shape, wanted, cut):
+    """A product into and out of the hidden dimension, whose size the axes divide or do not."""
+    params = {"mid": jnp.ones(shape), "out": jnp.ones((shape[1], 64))}
+    call = steps._call(
+        lambda p, b: jnp.mean((jnp.tanh(b @ p["mid"]) @ p["out"]) ** 2), params, jnp.ones((64, shape[0]))
+    )
+    mid = leaf(planned(call, strategy, "data=4 model=2"), "state.params.mid")
+    held, size = 127 * shape[1] * 4 // cut, prod({"data": 4, "model": 2}[axis] for axis in wanted)
+    assert ({*mid.wanted}, mid.lost) == ({*wanted}, held - held // size)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import resource
 import struct
 import sys
+import time
 from math import prod
 
 import jax
@@ -27,6 +28,7 @@ from weight_files import (
 
 import jaxshard_magic
 from jaxshard_magic.checkpoints.rename import rules_of
+from jaxshard_magic.checkpoints.weights import listing
 from jaxshard_magic.checkpoints.writing import save
 from jaxshard_magic.errors import ShardError
 
@@ -132,6 +134,32 @@ def test_files_that_differ_from_the_state_are_told_by_the_first_leaf(tmp_path):
     assert "weights are read of .safetensors and .npz" in refusal(step.restore, tmp_path / "model.pt", half)
     assert "number is for folders" in refusal(step.restore, path, half, number=3)
     assert "rename is for files of weights" in refusal(step.save, tmp_path / "c", half, rename=["a=b"])
+
+
+def test_many_names_take_no_longer_each_than_few(tmp_path):
+    """A header's rows, its listing, and what is compared of a file whose names all differ from the state's."""
+
+    def seconds(n: int) -> float:
+        path, rows = (
+            tmp_path / f"{n}.safetensors",
+            {f"w{i}.x": row(offsets=(8 * i, 8 * i + 8)) for i in range(n)},
+        )
+        path.write_bytes(header(rows, bytes(8 * n)))
+        like = {f"v{i}": np.zeros(2, "float32") for i in range(n)}
+        start = time.process_time()
+        assert len(listing(path)) > 1
+        assert "has no v0." in refusal(loaded, path, like)
+        assert "w0.x is there twice" in refusal(listing, twice(path, n))
+        return time.process_time() - start
+
+    def twice(path, n):
+        rows = ", ".join(f'"w{i % (n - 1)}.x": 1' for i in range(n)).encode()
+        path.write_bytes(header(b"{%s}" % rows))
+        return path
+
+    seconds(100)
+    few, many = seconds(500), seconds(8000)
+    assert many < 100 * few, f"{few:.2f} s and {many:.2f} s: 16 times as many"
 
 
 def test_an_index_that_names_what_is_not_there_is_told(tmp_path):

@@ -22,8 +22,8 @@ from ..program.peel import Peeled, specs
 from ..program.roles import BATCH
 from ..program.settings import own_work
 from ..program.trace import Traced, path_name
-from ..program.within import within
 from ..report import BY_HAND, Check
+from ..temporary import within
 
 LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
 FACTOR = 8  # sharded sums run in another order than the plain ones

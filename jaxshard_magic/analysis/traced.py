@@ -15,13 +15,13 @@ import re
 import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
+from ..temporary import Replaced, attribute
 from .intervals import Span, union
 
 MARK = "jaxshard_magic step"  # what a recording calls each call of the step
@@ -226,13 +226,11 @@ def _told(event: Any) -> dict[str, Any]:
     return told
 
 
-@contextmanager
-def _tolerant() -> Iterator[None]:
+def _tolerant() -> Replaced:
     """Python 3.13 warns of a type that jaxlib makes when an event is first asked what it says of itself; where warnings
     are errors jaxlib ends the process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
-        yield
+    ignored = "ignore", re.compile("builtin type .* has no __module__"), DeprecationWarning, None, 0
+    return Replaced(attribute(warnings, "filters"), [ignored, *warnings.filters])
 
 
 def _instruction(name: str) -> str | None:

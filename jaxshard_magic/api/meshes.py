@@ -13,6 +13,7 @@ from ..mesh import BuiltMesh, MeshSpec, build, default_spec
 from ..mesh_text import axes_text
 from ..request import jobs_of, parse_strategy
 from ..targets import compiler_of, target_of
+from ..temporary import within
 
 if TYPE_CHECKING:
     from ..hosts.cluster import Cluster
@@ -59,7 +60,7 @@ def get_ready(mesh: Mesh) -> None:
         compiler_of(target).ready(target.topology())
 
 
-@captured()
+@within(captured)
 def default_mesh(
     strategy: str, *, stages: int | None = None, namespaces: Sequence[MutableMapping[str, Any]] = ()
 ) -> BuiltMesh:
@@ -111,7 +112,7 @@ def doctor(mesh: "Mesh | Cluster | str | None" = None) -> Doctor:
     return examine(mesh)
 
 
-@captured()
+@within(captured)
 def _all_devices() -> Mesh:
     devices = jax.devices()
     return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)

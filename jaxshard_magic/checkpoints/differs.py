@@ -6,20 +6,23 @@ from ..errors import ShardError, did_you_mean
 from .parts import top, under
 from .saved import SavedLeaf
 
+_CAST = "cast=True, or --cast on the line, converts it"
+
 
 def check_same(
     saved: Sequence[SavedLeaf],
     wanted: Sequence[SavedLeaf],
     where: str,
     *,
-    cast: bool = False,
+    cast: bool | None = False,
     spare: Collection[str] = (),
     more: bool = False,
     renamed: str = "",
 ) -> None:
     """Raise ShardError, in one line that names the first leaf that differs, where a checkpoint is of another state.
 
-    `where`: what the checkpoint is called. `cast`: whether another dtype is converted; never to or from PRNG keys.
+    `where`: what the checkpoint is called. `cast`: whether another dtype is converted, never to or from PRNG keys; None
+    where it can't be asked for.
     `spare`: leaves that need not be wanted.
     `more`: whether it may have arrays that are not wanted. `renamed`: what to do where it has another name for one.
 
@@ -38,9 +41,10 @@ def check_same(
             converts = there.shape == leaf.shape and not keys
             fix = "build the model that was saved"
             if converts:
-                fix = "cast=True, or --cast on the line, converts it"
+                fix = _CAST if cast is not None else "go on with the dtype that was saved"
             raise ShardError(f"{path} is {a} in {where} and {b} here; {fix}")
-    if not more and (left := [path for path in have if path not in want and path not in spare]):
+    spared = set(spare)
+    if not more and (left := [path for path in have if path not in want and path not in spared]):
         raise ShardError(
             f"{where} has {left[0]}, which is not in the state that it is restored into"
             f"{f', and {len(left) - 1} more' if len(left) > 1 else ''}; give all of the state that was saved"
@@ -50,9 +54,10 @@ def check_same(
 def _lacks(where: str, missing: Sequence[str], have: Sequence[str], want: Sequence[str], renamed: str) -> str:
     """What is said where arrays are wanted that are not there: that it has a part of the state alone, else the first of
     them, with the nearest."""
-    parts = [part for part, rest in under(want).items() if part and rest == set(have)]
+    there = set(have)
+    parts = [part for part, rest in under(want).items() if part and rest == there]
     [*begins] = top(have)
-    if len(begins) == 1 and set(have) == {path for path in want if path.partition(".")[0] in begins}:
+    if len(begins) == 1 and there == {path for path in want if path.partition(".")[0] in begins}:
         parts = begins
     if parts:
         left = next(path for path in missing if not path.startswith(f"{parts[0]}."))

@@ -7,16 +7,25 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import jax
 
 from ..coordination import gathered, is_there
-from ..errors import ShardError, did_you_mean
+from ..errors import ShardError, did_you_mean, printable
+from ..temporary import Unfinished
 from .agreed import on_first
 
 LOCK = ".jaxshard-saving"
+META = "meta"  # what tells of a checkpoint, in its folder
+TORN, REMOVED = (
+    ".orbax-checkpoint-tmp",
+    ".removed",
+)  # behind the number of one that was cut off, or is being removed
+_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _UNSEEN = "unseen"
+_ROOM = 1 << 14  # bytes that there has to be room for
 _LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
 
 
@@ -24,43 +33,58 @@ class Lock:
     """Who saves into a folder: held by one process at a time, and let go of by the system when that ends."""
 
     def __init__(self, folder: Path):
-        self._path, self._file = folder / LOCK, -1
-
-    @property
-    def held(self) -> bool:
-        """Whether this is the one that holds it."""
-        return self._file >= 0
+        self._path, self.held = folder / LOCK, False
+        self._file: Any = None  # which is closed when this is garbage
 
     def take(self) -> None:
         """Hold it from here on. Raises ShardError where another one does, or the folder can't be written."""
         if self.held:
             return
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            if self._file is None:
+                self._file = open(self._path, "r+b", buffering=0, opener=_opened)  # noqa: SIM115
+            _lock(self._file.fileno())
         except OSError as error:
-            raise told_of(self._path.parent, "write into", error) from None
-        try:
-            _lock(file)
-        except OSError:
-            os.lseek(file, 0, os.SEEK_SET)
-            who = os.read(file, 100).decode(errors="replace")
-            os.close(file)
-            raise ShardError(
-                f"{self._path.parent}: {who or 'another process'} is saving checkpoints into it; name another folder, "
-                "or end that one"
-            ) from None
+            raise self._refusal(error) from None
+        self.held = True
         with suppress(OSError):  # of a full disk; the name is for a message alone
-            os.ftruncate(file, 0)
-            os.lseek(file, 0, os.SEEK_SET)
-            os.write(file, f"process {os.getpid()} on {platform.node()}".encode())
-        self._file = file
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._file.write(_this_process().encode())
 
     def release(self) -> None:
         """Let others save."""
         if self.held:
-            _unlock(self._file)  # a process that was forked from this one has the file open, too
-            os.close(self._file)
-            self._file = -1
+            _unlock(self._file.fileno())  # a process that was forked from this one has the file open, too
+            self.held = False
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _refusal(self, error: OSError) -> ShardError:
+        folder, who = self._path.parent, ""
+        if self._file is None or error.errno not in _TAKEN:
+            return told_of(folder, "write into", error)
+        with suppress(OSError):
+            who = printable(self._file.read(100).decode(errors="replace"))
+        self.release()
+        if who == _this_process():
+            return ShardError(
+                f"{folder}: this process saves checkpoints into it already, in another thread or by another copy of "
+                "the package; name another folder"
+            )
+        return ShardError(
+            f"{folder}: {who or 'another process'} is saving checkpoints into it; name another folder, or end that one"
+        )
+
+
+def _opened(path: str, flags: int) -> int:
+    """Never what a link points to, which another user may have put there."""
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
 
 
 def _lock(file: int) -> None:
@@ -99,7 +123,7 @@ def made(folder: Path) -> Path:
         raise ShardError(f"{folder} is a file; checkpoints go into a folder: name another") from None
     except OSError as error:
         raise told_of(folder, "write into", error) from None
-    if names and not any(_ours(name) for name in names):
+    if names and not any(_ours(folder, name) for name in names):
         raise ShardError(
             f"{folder} is there already and has other things in it, such as {min(names)}; name a new folder for "
             "checkpoints"
@@ -107,8 +131,28 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def _ours(name: str) -> bool:
-    return name == LOCK or name.partition(".")[0].isdecimal()
+def _ours(folder: Path, name: str) -> bool:
+    return name == LOCK or TORN in name or name.endswith(REMOVED) or is_whole(folder / name)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether this is a checkpoint: a folder with a number for its name, which tells what is in it."""
+    return is_number(path.name) and (path / META).is_dir()
+
+
+def is_number(name: str) -> bool:
+    """Whether a name is a number as a checkpoint has it."""
+    return name.isascii() and name.isdecimal() and str(int(name[:20])) == name
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ShardError where no file can be made in a folder, or there is no room for one."""
+    name = folder / f".{uuid4().hex}.sign"
+    try:
+        with Unfinished(lambda: name.unlink(missing_ok=True)):
+            name.write_bytes(bytes(_ROOM))
+    except OSError as error:
+        raise told_of(folder, "write into", error) from None
 
 
 def nearest_to(path: Path, is_one: Callable[[Path], bool]) -> str:

@@ -2,6 +2,7 @@
 in them."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from .parts import top, under
 from .saved import SavedLeaf
 
 _NUMBERS = (bool, int, float, complex)
+_COUNTS = ("step", "count", "gradient_step")  # of Flax's training states and optimizers, and of optax
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class Opened:
                 shape, dtype = bits.shape, bits.dtype
             found[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[name])
         return found
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the state says that it has behind it, by the counts of optimizers and training states in it;
+        None where it counts none."""
+        rows = zip(self.names, self.leaves, self.own, strict=True)
+        counts = [x for name, x, random in rows if not random and _counts(name, x)]
+        return max((int(whole(x)) for x in counts), default=None)
 
     def under(self, part: str) -> dict[str, Any]:
         """The leaves of a part of the state by what follows its name. Raises ShardError where there is none of it."""
@@ -133,7 +143,7 @@ def opened(state: Any) -> Opened:
             "the state has no arrays in it: give what the step gives back, such as step.save(DIR, state)"
         )
     if len(set(made.names)) < len(leaves):
-        twice = next(n for n in made.names if made.names.count(n) > 1)
+        [(twice, _)] = Counter(made.names).most_common(1)
         raise ShardError(f"two leaves of the state are named {twice}: rename one of their keys")
     return made
 
@@ -160,6 +170,12 @@ def impl_of(dtype: str) -> str:
     raise ShardError(
         f"keys of {dtype} are of an implementation of random numbers that can't be restored by name"
     )
+
+
+def _counts(name: str, x: Any) -> bool:
+    """Whether a leaf is a count of steps: `state.step`, `opt_state.0.count`."""
+    is_one = name.rpartition(".")[2] in _COUNTS and not isinstance(x, (bool, jax.ShapeDtypeStruct))
+    return is_one and np.shape(x) == () and jnp.issubdtype(kind(x), jnp.integer)
 
 
 def _is_array(x: Any) -> bool:

@@ -7,6 +7,7 @@ decoded, put together, and where it was asked for.
 import ctypes
 import json
 import math
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from ..files import content
 from ..placing import Span, from_placed, parts_here, put_part
 from .objects import impl_of, is_key
 
@@ -27,6 +29,7 @@ CHUNK = 8 << 20  # bytes of what is written as one, where an array can be cut so
 _COARSE = 16  # the most by which an array's cuts may differ in size from one to the next
 _AT_ONCE = 64 << 20  # bytes
 _UNDER_WAY = 16 << 20  # bytes that are decoded at once, of chunks that are as large on disk
+_METADATA = 256 << 20  # bytes of what tells of the arrays
 _ALIGNED = 64  # bytes: an array that begins so is taken over by a CPU device without a copy
 
 
@@ -186,7 +189,10 @@ def _opened(folder: Path, names: Sequence[str]) -> list[Any]:
     """The arrays of these names, as Orbax writes them: zarr in one key-value store of all."""
     import tensorstore as ts
 
-    told: Mapping[str, Any] = json.loads((folder / "_METADATA").read_text())
+    # TensorStore would wait for the writer of a pipe.
+    if odd := next((path for path in _paths(folder) if not path.is_file()), None):
+        raise ValueError(f"{odd.relative_to(folder)} is no file")
+    told: Mapping[str, Any] = json.loads(content(folder / "_METADATA", _METADATA))
     # What lies where in the store is kept once it was read; chunks are not.
     context = ts.Context({"cache_pool#places": {"total_bytes_limit": 32 << 20}})
     store = {"driver": "ocdbt", "base": folder.as_uri() + "/", "cache_pool": "cache_pool#places"}
@@ -196,6 +202,12 @@ def _opened(folder: Path, names: Sequence[str]) -> list[Any]:
         for name in names
     ]
     return [each.result() for each in opening]
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """All that is in a folder and in those inside of it, but for these."""
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names)
 
 
 def _widest(n: int) -> int:

@@ -62,26 +62,35 @@ class Saved:
         return {"format": FORMAT, "hash": self.hash, **json.loads(json.dumps(asdict(self)))}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Saved":
-        """What `to_json` gave. Raises ShardError for what a newer version wrote, and for leaves that are not those
-        that its hash is of."""
-        if told.get("format") != FORMAT:
+    def from_json(cls, told: Any) -> "Saved":
+        """What `to_json` gave. Raises ShardError for what a newer version wrote, for leaves that are not those that its
+        hash is of, and for anything else."""
+        kind = told.get("format") if isinstance(told, Mapping) else None
+        if isinstance(kind, int) and kind != FORMAT:
             raise ShardError(
-                f"it was saved in format {told.get('format')}, and this jaxshard_magic reads format {FORMAT}: install "
-                "the version that saved it"
+                f"it was saved in format {kind}, and this jaxshard_magic reads format {FORMAT}: install the version "
+                "that saved it"
             )
-        leaves = tuple(SavedLeaf(x["path"], tuple(x["shape"]), x["dtype"]) for x in told["leaves"])
-        if told["hash"] != hash_of(leaves):
-            raise ShardError("what is told of its arrays is damaged: its hash is of others")
-        return cls(
-            told["step"],
-            told["strategy"],
-            told["mesh"],
-            leaves,
-            dict(told["versions"]),
-            told["when"],
-            told["data"],
-        )
+        try:
+            leaves = tuple(_leaf(**row) for row in told["leaves"])
+            if told["hash"] != hash_of(leaves):
+                raise ShardError("what is told of its arrays is damaged: its hash is of others")
+            versions = {str(name): str(version) for name, version in told["versions"].items()}
+            strategy, mesh, when = (str(told[name]) for name in ("strategy", "mesh", "when"))
+            data = None if told["data"] is None else str(told["data"])
+            return cls(int(told["step"]), strategy, mesh, leaves, versions, when, data)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise ShardError("what is told of it is damaged") from None
+
+
+def _leaf(path: str, shape: Sequence[int], dtype: str) -> SavedLeaf:
+    if (
+        not isinstance(path, str)
+        or not isinstance(dtype, str)
+        or not all(type(n) is int and n >= 0 for n in shape)
+    ):
+        raise TypeError
+    return SavedLeaf(path, tuple(shape), dtype)
 
 
 def hash_of(leaves: Sequence[SavedLeaf]) -> str:

@@ -1,6 +1,7 @@
 """A save while it is written: waited for in a thread of its own, so that hosts hear meanwhile of one that fails."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ..coordination import LOOK_S, Passage
@@ -10,10 +11,10 @@ LEAVE_S = 10.0  # for Orbax's threads to end, once they were told to
 
 class Saving:
     """What `manager`, one of Orbax's, writes from now on. `passage`: what hosts go through meanwhile, None on one
-    process."""
+    process; `then()` is called once it is written, and is a part of the save."""
 
-    def __init__(self, manager: Any, passage: Passage | None):
-        self._manager, self._passage = manager, passage
+    def __init__(self, manager: Any, passage: Passage | None, then: Callable[[], object]):
+        self._manager, self._passage, self._then = manager, passage, then
         self._error: BaseException | None = None
         self._over = threading.Event()  # an interrupted `join` takes a thread for ended in Python 3.11
         threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True).start()
@@ -40,6 +41,7 @@ class Saving:
     def _run(self) -> None:
         try:
             self._manager.wait_until_finished()
+            self._then()
         except BaseException as error:  # raised by `wait`
             self._error = error
         finally:

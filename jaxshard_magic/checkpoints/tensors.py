@@ -1,12 +1,14 @@
 """Arrays as they lie in files of weights, safetensors and what `numpy.savez` writes: only what is used is read."""
 
 import json
+import lzma
 import mmap
 import re
 import struct
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import ShardError
+from ..files import content
 from .folder import nearest_to, told_of
 
 SUFFIXES = (".safetensors", ".npz")
@@ -48,9 +51,14 @@ _DTYPES = {
     "BOOL": "bool",
 }
 KINDS = {name: kind for kind, name in _DTYPES.items()}  # safetensors' names of dtypes
+_DIMENSIONS = 32  # which numpy's arrays have at most, of every version
 _DAMAGED = (  # what Python and numpy say of a zip file that is
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
+    LookupError,
+    MemoryError,
+    RecursionError,
     struct.error,
     TokenError,
     SyntaxError,
@@ -107,6 +115,8 @@ def tensors(path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     files, index = _files(path)
     for file in files:
+        if exists(file) and not isfile(file):
+            raise ShardError(f"{file} is no file, but a folder, a pipe or a device: name a file of weights")
         if not exists(file):
             near = nearest_to(file, lambda each: each.name.endswith((*SUFFIXES, INDEX)))
             raise ShardError(
@@ -196,16 +206,17 @@ def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
     if not path.name.endswith(INDEX):
         return [path], {}
     try:
-        told = json.loads(path.read_bytes())["weight_map"]
+        told = json.loads(content(path, _HEADER))["weight_map"]
         index = {str(name): str(file) for name, file in told.items()}
     except OSError as error:
         raise told_of(path, "read", error) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
         raise ShardError(
             f"{path} is no index of safetensors: it has no weight_map of names and files"
         ) from None
-    if odd := next((file for file in index.values() if Path(file).name != file), None):
-        raise ShardError(f"{path} names {odd}, which is not beside it")
+    odd = next((file for file in index.values() if Path(file).name != file or file in ("", "..")), None)
+    if odd is not None:
+        raise ShardError(f"{path} names {odd or 'nothing'}, which is not beside it")
     return [path.with_name(file) for file in dict.fromkeys(index.values())], index
 
 
@@ -233,7 +244,7 @@ def _of_safetensors(path: Path, file: BinaryIO) -> list[Tensor]:
         pairs = json.loads(file.read(length), object_pairs_hook=_once)
         rows = {name: row for name, row in pairs.items() if name != "__metadata__"}
         found = [_row(path, name, row, 8 + length) for name, row in rows.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         why = f" ({error})" if isinstance(error, _Twice) else ""
         raise ShardError(f"{path} has a header that is none of safetensors{why}: it is damaged") from None
     at = 8 + length
@@ -255,17 +266,19 @@ class _Twice(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if len(set(names)) < len(names) and names.count(name) > 1:
-            raise _Twice(f"{name} is there twice")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise _Twice(f"{name} is there twice")
+    return found
 
 
 def _row(path: Path, name: str, row: Mapping[str, Any], begin: int) -> tuple[Tensor, int]:
     start, end = row["data_offsets"]
     shape, kind = tuple(row["shape"]), row["dtype"]
     if not all(type(n) is int and n >= 0 for n in (start, end, *shape)) or end < start:
+        raise ValueError
+    if len(shape) > _DIMENSIONS or not isinstance(kind, str):
         raise ValueError
     dtype = jnp.dtype(_DTYPES[kind]).newbyteorder("<") if kind in _DTYPES else None
     return Tensor(name, shape, dtype, kind, path, begin + start), begin + end
@@ -279,7 +292,7 @@ def _of_npz(path: Path, file: BinaryIO) -> list[Tensor]:
                 if each.filename.endswith(".npy"):
                     with archive.open(each) as packed:
                         found.append(_member(path, file, each, packed))
-    except _DAMAGED as error:
+    except (*_DAMAGED, OSError) as error:
         raise ShardError(f"{path} is no .npz that numpy wrote, or is cut off: {_first(error)}") from None
     return found
 

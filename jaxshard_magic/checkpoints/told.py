@@ -1,6 +1,6 @@
 """What a folder of checkpoints has, in lines."""
 
-from ..errors import ShardError
+from ..errors import ShardError, printable
 from .store import Store
 
 
@@ -19,8 +19,12 @@ def listing(store: Store) -> list[str]:
             f"checkpoint {step}: {len(saved.leaves)} arrays, {saved.strategy} on {saved.mesh}, {saved.when}, "
             f"{versions}, hash {saved.hash}"
         )
+    if strays := store.strays():
+        lines.append(
+            f"no checkpoints, or damaged ones, as they don't tell what is in them: {', '.join(strays)}"
+        )
     if torn:
         lines.append(f"cut off while they were saved, and removed: {', '.join(torn)}")
     if not lines:
         raise ShardError(f"{store.name} has no checkpoints.{store.nearest} %shard save DIR state makes one")
-    return lines
+    return [printable(line) for line in lines]

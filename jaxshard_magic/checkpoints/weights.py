@@ -3,7 +3,7 @@ the parts that it keeps."""
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from math import prod
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..coordination import gathered
-from ..errors import ShardError, one_of
+from ..errors import ShardError, one_of, printable
 from ..placing import from_parts
 from .differs import check_same
 from .objects import Opened
@@ -83,16 +83,19 @@ def load(
     ]
     found = [SavedLeaf(name, source.shape, source.dtype) for name, source in told.items()]
     names = {leaf.path for leaf in wanted}
+    stacking = {} if names <= told.keys() else _stacking(name for name in told if name not in names)
     for leaf in wanted:
         if leaf.path in told:
             _check_source(path, leaf, told[leaf.path])
-        else:
-            _check_unstacked(leaf, names, told)
+        elif rule := stacking.get(leaf.path):
+            raise ShardError(
+                f'{leaf} is one array here and one for each number there: --rename "{rule}" stacks them'
+            )
     renamed = 'where it has another name there, --rename "there=here" says so'
     check_same(found, wanted, path.name, cast=cast, more=True, renamed=renamed)
     if left := [leaf for leaf in found if leaf.path not in names]:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        tell(f"{path.name} has {left[0]}{more}, which nothing here is called: left out")
+        tell(printable(f"{path.name} has {left[0]}{more}, which nothing here is called: left out"))
     targets, arrays = state.targets(places()), {}
     for name, own in zip(state.names, state.own, strict=True):
         target = targets[name]
@@ -128,7 +131,7 @@ def listing(path: Path) -> list[str]:
         alike = [*each]
         kind = alike[0][2].partition(" ")[2]
         lines.append(alike[0][2] if len(alike) == 1 else f"{stars} {kind}, {len(alike)} of them")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _source(here: str, each: list[Named], there: Mapping[str, Tensor], where: str) -> Source:
@@ -186,20 +189,16 @@ def _check_source(path: Path, leaf: SavedLeaf, source: Source) -> None:
         )
 
 
-def _check_unstacked(leaf: SavedLeaf, names: set[str], told: Mapping[str, Source]) -> None:
-    """Name the rule that stacks, where a file has an array for each layer and the state one of them all."""
-    for name in told:
+def _stacking(names: Iterable[str]) -> dict[str, Rule]:
+    """The rules that stack arrays of a file which has one for each layer, by the name of the one array of them all."""
+    found: dict[str, Rule] = {}
+    for name in names:
         words = name.split(".")
         for i, word in enumerate(words):
-            if (
-                word.isdecimal()
-                and name not in names
-                and ".".join([*words[:i], *words[i + 1 :]]) == leaf.path
-            ):
-                rule = Rule(".".join([*words[:i], "*", *words[i + 1 :]]), leaf.path)
-                raise ShardError(
-                    f'{leaf} is one array here and one for each number there: --rename "{rule}" stacks them'
-                )
+            if word.isdecimal():
+                here = ".".join([*words[:i], *words[i + 1 :]])
+                found.setdefault(here, Rule(".".join([*words[:i], "*", *words[i + 1 :]]), here))
+    return found
 
 
 def _same_on_all(read: Callable[[], dict[str, Source]]) -> dict[str, Source]:

@@ -6,11 +6,12 @@ import os
 import struct
 import tempfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from os.path import exists
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from ..coordination import from_first
 from ..errors import ShardError
-from ..files import new_file
+from ..files import NewFile
 from ..placing import parts
 from .folder import told_of
 from .rename import Named, Order, Rule, to_there
@@ -63,16 +64,19 @@ def save(
 
     def write() -> str:
         try:
+            if exists(path) and not isfile(path):
+                raise ShardError(f"{path} is no file, but a folder, a pipe or a device: name another one")
             if exists(path) and not force:
                 raise ShardError(
                     f"{path} is there already: name another file, or write over it with --force, force=True"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path) as file:
+            with NewFile(path) as new:
                 if path.suffix == ".npz":
-                    _write_npz(file, path.parent, outs, pieces)
+                    _write_npz(new.file, path.parent, outs, pieces)
                 else:
-                    _write_safetensors(file, outs, pieces, about)
+                    _write_safetensors(new.file, outs, pieces, about)
+                new.put()
         except OSError as error:
             raise told_of(path, "write", error) from None
         finally:
@@ -132,16 +136,18 @@ def _write_safetensors(
     file.write(struct.pack("<Q", len(text)) + text)
     begin = file.tell()
     reserve(file, begin + end)
+    of = _by_array(outs)
     for name, each in groupby(pieces, key=lambda piece: piece[0]):
-        mine = [out for out in outs if out.named.here == name and out.nbytes]
+        mine = [out for out in of[name] if out.nbytes]
         _fill(file, {out: begin + starts[out.named.there] for out in mine}, each)
     os.fsync(file.fileno())
 
 
 def _write_npz(file: BinaryIO, folder: Path, outs: Sequence[Out], pieces: Iterator[Piece]) -> None:
+    of = _by_array(outs)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, each in groupby(pieces, key=lambda piece: piece[0]):
-            mine, starts, end = [out for out in outs if out.named.here == name], dict[Out, int](), 0
+            mine, starts, end = of[name], dict[Out, int](), 0
             for out in mine:
                 starts[out], end = end, end + out.nbytes
             with tempfile.TemporaryFile(dir=folder) as scratch:
@@ -154,6 +160,14 @@ def _write_npz(file: BinaryIO, folder: Path, outs: Sequence[Out], pieces: Iterat
                 views.clear()
     file.flush()
     os.fsync(file.fileno())
+
+
+def _by_array(outs: Iterable[Out]) -> dict[str, list[Out]]:
+    """What the file has of each array of the state."""
+    found = defaultdict[str, list[Out]](list)
+    for out in outs:
+        found[out.named.here].append(out)
+    return found
 
 
 def reserve(file: Any, size: int) -> None:
@@ -192,5 +206,4 @@ def _fill(file: Any, starts: Mapping[Out, int], pieces: Iterable[Piece]) -> dict
                 continue
             turned = view if out.dims is None else view.transpose(np.argsort(out.dims))
             turned[index[lead:]] = values[tuple(inside)]
-    data.flush()
     return views

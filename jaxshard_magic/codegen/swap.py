@@ -5,26 +5,29 @@ import builtins
 import gc
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from ..temporary import Joined, Replaced, attribute, code_of
 
 Names = dict[
     str, list[types.CodeType]
 ]  # the code of a file's functions by their qualified names, in its order
 
 
-@contextmanager
-def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[str, Any]) -> Iterator[None]:
+def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[str, Any]) -> Joined:
     """Functions whose text is of one of these files run meanwhile what the second of its trees says. Both define the
-    same functions in the same order, the first as they are; the second may name what is `given`."""
-    with ExitStack() as stack:
-        for name, value in given.items():
-            stack.enter_context(_builtin(name, value))
-        functions = _functions_of(trees)
-        for file, (tree, other) in trees.items():
-            for function, code in _others(functions[file], _named(tree, file), _named(other, file)):
-                stack.enter_context(_running(function, code))
-        yield
+    same functions in the same order, the first as they are; the second may name what is `given`: every module knows it
+    meanwhile."""
+    if own := next((name for name in given if hasattr(builtins, name)), None):
+        raise ValueError(f"{own} is a name of Python's own")
+    names = [Replaced(attribute(builtins, name), value) for name, value in given.items()]
+    functions = _functions_of(trees)
+    running = [
+        Replaced(code_of(function), code)
+        for file, (tree, other) in trees.items()
+        for function, code in _others(functions[file], _named(tree, file), _named(other, file))
+    ]
+    return Joined(*names, *running)
 
 
 def _named(tree: ast.Module, file: str) -> Names:
@@ -62,24 +65,3 @@ def _others(
             other = others[places[0]]
             if other.co_freevars == code.co_freevars:
                 yield function, other
-
-
-@contextmanager
-def _running(function: types.FunctionType, code: types.CodeType) -> Iterator[None]:
-    before, function.__code__ = function.__code__, code
-    try:
-        yield
-    finally:
-        function.__code__ = before
-
-
-@contextmanager
-def _builtin(name: str, value: Any) -> Iterator[None]:
-    """Every module knows the name meanwhile."""
-    if hasattr(builtins, name):
-        raise ValueError(f"{name} is a name of Python's own")
-    setattr(builtins, name, value)
-    try:
-        yield
-    finally:
-        delattr(builtins, name)

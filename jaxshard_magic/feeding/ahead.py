@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from ..temporary import Held
+
 LOOK = 0.001  # seconds from one look at busy devices to the next, while there is no batch
 END_S = 2.0  # seconds that the end of Python waits for a loader
 _ALL: "weakref.WeakSet[Ahead]" = weakref.WeakSet()
@@ -51,7 +53,8 @@ class Ahead:
         self.given = skip  # batches of the pass that are behind `take`, those that were left out with them
         self._items: deque[Taken] = deque()
         self._iterator: Iterator[Any] | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stopped = False
         self._thread: threading.Thread | None = None
         _ALL.add(self)
@@ -60,7 +63,7 @@ class Ahead:
         """The next batch; and the seconds that were waited for it while the devices were not `busy()`."""
         since = None
         while True:
-            with self._changed:
+            with Held(self._lock):
                 if self._items:
                     taken = self._items.popleft()
                     self.given += taken.error is None
@@ -93,7 +96,7 @@ class Ahead:
 
     def stop(self) -> None:
         """Take nothing more; from any thread, and from a finalizer."""
-        with self._changed:
+        with Held(self._lock):
             self._stopped = True
             self._changed.notify_all()
 
@@ -120,14 +123,14 @@ class Ahead:
     def _work(self, wide: bool) -> None:
         with jax.enable_x64(wide):  # a setting of the loop's thread
             while True:
-                with self._changed:
+                with Held(self._lock):
                     while len(self._items) >= self._ahead and not self._stopped:
                         self._changed.wait()
                     if self._stopped:
                         self._thread = None
                         return
                 taken = self._next()
-                with self._changed:
+                with Held(self._lock):
                     self._items.append(taken)
                     if taken.error is not None:
                         self._thread = None

@@ -7,8 +7,8 @@ one process alone. Both are done by who holds the lock, an empty database of its
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from glob import escape
@@ -20,6 +20,7 @@ import psutil
 from ..errors import ShardError
 from ..files import close_to_others, own_file
 from ..packages import upgrade
+from ..temporary import Opened
 
 APPLICATION = 0x6A736D31  # of the file's header: says that it is a history
 SIDECARS = (
@@ -99,6 +100,10 @@ class Database:
         if self.path.is_dir():
             file = self.path / "history.sqlite3"
             raise Unkept(f"the history {self.path} is a folder: set JAXSHARD_HISTORY to a file in it, {file}")
+        if self.path.exists() and not self.path.is_file():  # else it would be replaced by one
+            raise self._unkept(
+                "is a pipe or a device", "%config ShardSession.remember = False keeps no history"
+            )
         try:
             found = _identity(self.path)
             try:
@@ -114,24 +119,24 @@ class Database:
 
     def _read(self, job: "Job[T]") -> T:
         try:
-            with closing(self._open()) as connection:
-                if self._version(connection) < len(VERSIONS):
-                    self._in_transaction(connection, lambda _: None)
-                return job(connection)
+            with Opened(self._open) as opened:
+                if self._version(opened.it) < len(VERSIONS):
+                    self._in_transaction(opened.it, lambda _: None)
+                return _tolerant(job, opened.it)
         except sqlite3.OperationalError as error:
             if _code(error) not in _CLOSED or _beside(self.path, "-wal").exists():
                 raise
-        with closing(self._open("mode=ro&immutable=1")) as connection:  # of a folder that can't be written
-            self._version(connection)
-            return job(connection)
+        with Opened(lambda: self._open("mode=ro&immutable=1")) as opened:  # of a folder that can't be written
+            self._version(opened.it)
+            return _tolerant(job, opened.it)
 
     def _write(self, job: "Job[T]") -> T:
         if not _there(self.path):
             self._make()
-        with closing(self._open()) as connection:
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA secure_delete = ON")
-            return self._in_transaction(connection, job)
+        with Opened(self._open) as opened:
+            opened.it.execute("PRAGMA foreign_keys = ON")
+            opened.it.execute("PRAGMA secure_delete = ON")
+            return self._in_transaction(opened.it, job)
 
     def _in_transaction(self, connection: sqlite3.Connection, job: "Job[T]") -> T:
         """Migrates first where that has to be. An error leaves all as it was: closing rolls back."""
@@ -175,7 +180,8 @@ class Database:
             new = _beside(self.path, "-new")
             for stale in (new, *(_beside(path, end) for path in (new, self.path) for end in SIDECARS)):
                 stale.unlink(missing_ok=True)
-            with closing(sqlite3.connect(own_file(new), isolation_level=None)) as connection:
+            with Opened(lambda: sqlite3.connect(own_file(new), isolation_level=None)) as opened:
+                connection: sqlite3.Connection = opened.it
                 connection.execute("PRAGMA auto_vacuum = FULL")
                 with suppress(sqlite3.OperationalError):  # the file system has no shared memory
                     connection.execute(f"PRAGMA journal_mode = {'WAL' if _is_local(new) else 'DELETE'}")
@@ -197,13 +203,15 @@ class Database:
                     os.replace(_beside(self.path, end), _beside(aside, end))
         self.tell(f"the history {self.path} was damaged: it now lies in {aside.name}, and a new one is begun")
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = own_file(_beside(self.path, "-lock"))
-        held = sqlite3.connect(lock, timeout=self.wait, isolation_level=None)
-        with closing(held):
+    def _locked(self) -> Opened:
+        def opening() -> sqlite3.Connection:
+            held = sqlite3.connect(
+                own_file(_beside(self.path, "-lock")), timeout=self.wait, isolation_level=None
+            )
             held.execute("BEGIN EXCLUSIVE")
-            yield
+            return held
+
+        return Opened(opening)
 
     def _reason(self, error: Exception) -> tuple[str, str]:
         """What is the matter, and what to do."""
@@ -235,6 +243,17 @@ def _upgrade(connection: sqlite3.Connection, version: int) -> None:
     if version < len(VERSIONS):
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {len(VERSIONS)}")
+
+
+def _tolerant(job: "Job[T]", connection: sqlite3.Connection) -> T:
+    """What a job reads; of text that is none, in a damaged row, what can be read of it."""
+    try:
+        return job(connection)
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error).lower():
+            raise
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
+    return job(connection)
 
 
 def _code(error: Exception) -> int:

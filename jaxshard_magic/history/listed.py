@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from ..errors import ShardError
 from ..packages import data_frame
 from ..report import Report
 from ..report.written import Shown, saved
@@ -70,5 +71,10 @@ class History(Shown):
 
 
 def _plain(row: Row, report: str | None, cell: str | None) -> dict[str, Any]:
-    known = None if report is None else json.loads(report)
+    try:
+        known = None if report is None else json.loads(report)
+    except (ValueError, RecursionError):
+        raise ShardError(
+            f"report {row.id} of the history is damaged: %shard history {row.id} says more"
+        ) from None
     return asdict(row) | {"at": row.at.isoformat(), "report": known, "cell": cell}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ..report import Report
 from ..report.comparison import Trial
@@ -57,6 +57,16 @@ def _versions(text: str) -> dict[str, str]:
     return dict(_known(text))
 
 
+def _types(hint: Any) -> tuple[type, ...]:
+    """What a value of an annotation is: a float may be a whole number."""
+    kinds = (
+        [get_origin(each) or each for each in get_args(hint) or (hint,)]
+        if get_origin(hint) is not dict
+        else [dict]
+    )
+    return (*kinds, int) if float in kinds else tuple(kinds)
+
+
 COLUMNS = tuple(field.name for field in fields(Row))
 _SEARCHED = ("name", "strategy", "mesh", "options", "typed", "device", "notebook")
 _LOADS: dict[str, Callable[[Any], Any]] = {
@@ -68,6 +78,7 @@ _LOADS: dict[str, Callable[[Any], Any]] = {
     "has_cell": bool,
 }
 _LOADERS = tuple(_LOADS.get(name) for name in COLUMNS)
+_TYPES = tuple(_types(hint) for hint in get_type_hints(Row).values())
 
 
 def facts(report: Report) -> dict[str, Any]:
@@ -113,9 +124,12 @@ def stored(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(values: Sequence[Any]) -> Row:
-    """The row of what SQLite holds in `COLUMNS`."""
+    """The row of what SQLite holds in `COLUMNS`, where each value is of any type. Raises TypeError, and what reading
+    text raises, for one that was not written as it is."""
     pairs = zip(_LOADERS, values, strict=True)
     loaded: list[Any] = [value if load is None or value is None else load(value) for load, value in pairs]
+    if not all(map(isinstance, loaded, _TYPES)):
+        raise TypeError("a column is of another type")
     return Row(*loaded)
 
 

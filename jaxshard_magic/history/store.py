@@ -15,12 +15,14 @@ from uuid import uuid4
 import platformdirs
 
 from ..errors import ShardError, one_of
+from ..files import inflated
 from ..report import Report
 from .database import Database, Unkept
 from .row import COLUMNS, Row, encodable, facts, folded, row_of, searched, stored
 
 MOST = 20_000  # reports
 MOST_BYTES = 256 * 2**20  # of them and their cells, compressed
+MOST_TEXT = 256 * 2**20  # bytes of one of them as JSON
 WAIT = 10.0  # seconds, for another process that writes
 LEVEL = 1  # of compression: higher ones save a few percent of a large report, and take six times as long
 
@@ -157,7 +159,17 @@ class Store:
         sql = _SELECT + " JOIN content USING (id)" * bool(words)
         sql += f" WHERE {' AND '.join(clauses)}" * bool(clauses) + " ORDER BY report.id DESC LIMIT ?"
         values = [*asked.values(), *map(folded, words), -1 if limit is None else limit]
-        return self._database.read(lambda c: [row_of(found) for found in c.execute(sql, values)], [])
+        found = self._database.read(lambda c: c.execute(sql, values).fetchall(), [])
+        rows, damaged = list[Row](), list[int]()
+        for each in found:
+            try:
+                rows.append(row_of(each))
+            except (ValueError, TypeError, OverflowError, OSError, RecursionError):
+                damaged.append(each[0])
+        if damaged:
+            more = f" and {len(damaged) - 1} more are" if len(damaged) > 1 else ", which is"
+            self._database.tell(f"left out{more} damaged: {self._damaged(damaged[0])}")
+        return rows
 
     def report(self, number: int) -> Report:
         """The report of a number, in full. Raises ShardError where there is none, or this one is damaged."""
@@ -174,18 +186,20 @@ class Store:
         chosen = list(numbers)
 
         def select(connection: sqlite3.Connection) -> list[tuple[int, bytes, bytes | None]]:
-            sql = "SELECT id, report, cell FROM content WHERE id = ?"
-            return [found for number in chosen for found in connection.execute(sql, (number,))]
+            sql = "SELECT id, report, cell FROM content WHERE id = ? AND length(report) + ifnull(length(cell), 0) <= ?"
+            return [found for number in chosen for found in connection.execute(sql, (number, MOST_BYTES))]
 
         read = dict[int, tuple[str, str | None]]()
         for number, report, cell in self._database.read(select, []):
             try:
                 read[number] = _text(report), None if cell is None else _text(cell)
-            except (zlib.error, UnicodeDecodeError):
-                raise ShardError(
-                    f"report {number} of the history {self.path} is damaged: remove it"
-                ) from None
+            except (ValueError, TypeError, MemoryError):
+                raise self._damaged(number) from None
         return read
+
+    def _damaged(self, number: int) -> ShardError:
+        out = f"jaxshard_magic.history.Store({str(self.path)!r}).remove([{number}])"
+        return ShardError(f"report {number} of the history {self.path} is damaged: remove it, {out}", fix=out)
 
     def _content_of(self, number: int) -> tuple[str, str | None]:
         found = self.contents([number]).get(number)
@@ -220,12 +234,13 @@ def _data_folder() -> Path:
 
 
 def _content(columns: Mapping[str, Any], cell: str | None, report: Report) -> dict[str, Any]:
+    text = json.dumps(report.to_dict(), allow_nan=False)
     content = {
         "searched": searched(columns, cell),
         "cell": None if cell is None else _packed(cell),
-        "report": _packed(json.dumps(report.to_dict(), allow_nan=False)),
+        "report": _packed(text),
     }
-    if _size(content) > MOST_BYTES:
+    if _size(content) > MOST_BYTES or len(text) > MOST_TEXT or len(cell or "") > MOST_TEXT // 4:
         raise Unkept(
             f"this report is larger than the {MOST_BYTES:,} bytes that the history keeps: report.to_json() writes it"
         )
@@ -236,8 +251,9 @@ def _packed(text: str) -> bytes:
     return zlib.compress(text.encode("utf-8", "surrogatepass"), LEVEL)
 
 
-def _text(packed: bytes) -> str:
-    return zlib.decompress(packed).decode("utf-8", "surrogatepass")
+def _text(packed: Any) -> str:
+    """Raises ValueError and TypeError for what is none of `_packed`."""
+    return inflated(packed, MOST_TEXT).decode("utf-8", "surrogatepass")
 
 
 def _size(content: Mapping[str, Any]) -> int:

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psutil
 
+from ..temporary import Replaced, handler
 from . import engine
 from .cluster import ANSWER_S, Cluster
 
@@ -195,14 +196,9 @@ def _interrupts() -> Iterator[list[None]]:
     """The interrupts of this process so far, one for each, none of which is raised; where this is no main thread, which
     gets none, an empty list."""
     found: list[None] = []
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    with Replaced(handler(signal.SIGINT), lambda *_: found.append(None)) if main else nullcontext():
         yield found
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: found.append(None))
-    try:
-        yield found
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _means(cluster: Cluster, ended: dict[int, engine.Ended], asked: list[Any]) -> Iterator[None]:

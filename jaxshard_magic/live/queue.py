@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..temporary import Held
 from .rates import Done, Stretch
 
 MOST = 256  # calls whose numbers are held: on an accelerator each takes some memory
@@ -35,7 +36,7 @@ class Queue:
     def __init__(self, is_done: Callable[[Any], bool], most: int = MOST):
         self._calls: deque[Call] = deque()
         self._is_done, self._most = is_done, most
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._cost = 0.0  # seconds that reading a call took, lately
         self._looked = time.perf_counter()
         self._saved = BURST  # seconds that reading may take now
@@ -56,13 +57,13 @@ class Queue:
     @property
     def idle(self) -> bool:
         """Whether all calls that were made have finished."""
-        with self._lock:
+        with Held(self._lock):
             return not self._calls or self._done(self._calls[-1])
 
     def take(self, give: Give, *, everything: bool = False) -> None:
         """Give `give(number, values)` the calls that have finished since the last time, in order, as far as time allows
         or of `everything`. What it takes itself counts as time of reading."""
-        with self._lock:
+        with Held(self._lock):
             now, start = time.perf_counter(), time.thread_time()
             ready: list[Call] = []
             while self._calls and self._done(self._calls[0]):
@@ -84,7 +85,7 @@ class Queue:
 
     def _thin(self) -> None:
         """Let every second call go unread, the oldest first, in place: another thread may be looking."""
-        with self._lock:
+        with Held(self._lock):
             calls = self._calls
             held = len(calls)
             for i in range(held):

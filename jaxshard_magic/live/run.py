@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from ..report.metrics import Curve, Metrics, Tail
+from ..temporary import Held
 from .rates import Known
 from .series import MOST, Series
 
@@ -49,12 +50,12 @@ class Run:
         self.seconds = 0.0
         self.skipped = 0  # steps that went by unread
         self._left_out: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, row: Row) -> None:
         """Take the numbers of a step, later than those before."""
         self.seconds = row.time
-        with self._lock:
+        with Held(self._lock):
             for name, value in row.values.items():
                 series = self.returned.get(name)
                 if series is None:
@@ -67,7 +68,7 @@ class Run:
     def measure(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Take what was measured of the loop up to a step, by the names of `MEASURED`."""
         self.seconds = time
-        with self._lock:
+        with Held(self._lock):
             for name, value in values.items():
                 if name not in self.measured:
                     self.measured[name] = Series(self._most)
@@ -91,7 +92,7 @@ class Run:
         """What is new of each curve for whoever has so many buckets of such a width of it, by its name; the last of
         those may have grown, and of a curve whose buckets have merged all are new."""
         rules = {"examples_per_s": self.known.examples_by, "tokens_per_s": self.known.tokens_by}
-        with self._lock:
+        with Held(self._lock):
             found = [self._tail(name, series, known, "step") for name, series in self.returned.items()]
             for name, unit in MEASURED.items():
                 if name in self.measured:

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..temporary import Unfinished
 from . import cells, compare_cell
 from .auto_cell import Choosing
 from .checkpointing import Checkpointing
@@ -162,14 +163,13 @@ class CellMagic:
             yield None
             return
         training = Training(watch.finished, self.lengths.total, watch.sample, lambda: watch.resumed)
-        with self.lengths.counting(lambda: watch.calls), progress.following(training, view):
+        counting, following = self.lengths.counting(lambda: watch.calls), progress.following(training, view)
+        with counting, following, Unfinished(watch.leave):
             try:
                 yield self.lengths
             except BaseException:
                 self._early.came(watch.calls, watch.finished()[1], self.lengths.total())
                 raise
-            finally:
-                watch.leave()
 
     def _growing(self, watch: "Watch | None", this: ShardCell) -> "TrainingView | None":
         """What shows a training under its cell; None where nothing is followed."""

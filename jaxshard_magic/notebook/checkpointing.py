@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
+from ..temporary import Temporary
 from .displays import say
 from .options import Options
 
@@ -14,26 +15,21 @@ if TYPE_CHECKING:
 EVERY, KEEP = "100", 3
 
 
-class Checkpointing:
+class Checkpointing(Temporary):
     """A context of the cell's run, at whose end the loop's state is saved once more. `stopped` is told what came of
     that where the user stopped the cell. Nothing is done for a line without `--checkpoint`.
 
-    Raises ShardError for a folder that has checkpoints, without `--resume`.
+    Raises ShardError for a folder that has checkpoints, without `--resume`, and for one that can't be saved into.
     """
 
     def __init__(self, options: Options, stopped: Callable[[str], None]):
+        self._options, self._stopped = options, stopped
         self._keeper: Keeper | None = None
         self._steps: list[ShardedStep] = []
-        self._stopped = stopped
-        if options.checkpoint is not None:
-            from ..step import keeper
-
-            every, keep = options.every or EVERY, options.keep or KEEP
-            self._keeper = keeper.Keeper(options.checkpoint, every, keep, options.resume, say)
 
     def of(self, sharded: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`sharded`, which makes the cell's step of a function: its calls are the loop's."""
-        if self._keeper is None:
+        if self._options.checkpoint is None:
             return sharded
 
         def kept(function: Any) -> Any:
@@ -44,14 +40,36 @@ class Checkpointing:
 
         return kept
 
-    def __enter__(self) -> None:
-        return None
+    def begin(self) -> None:
+        options = self._options
+        if options.checkpoint is not None:
+            from ..step import keeper
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+            every, keep = options.every or EVERY, options.keep or KEEP
+            self._keeper = keeper.Keeper(options.checkpoint, every, keep, options.resume, say)
+
+    def end(self) -> None:
+        for step in self._steps:
+            step.keeper = None  # later calls are none of the loop's
+        if self._keeper is not None:
+            self._keeper.let_go()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: object = None,
+    ) -> None:
+        try:
+            self._save(kind, error)
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def _save(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if self._keeper is None:
             return
         for step in self._steps:
-            step.keeper = None  # later calls are none of the loop's
+            step.keeper = None
         try:
             told = self._keeper.end(early=error)
         except KeyboardInterrupt:

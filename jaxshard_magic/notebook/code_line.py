@@ -8,6 +8,7 @@ from ..cell_files import is_cell_file
 from ..errors import ShardError
 from ..places import cell_name
 from ..report.written import place_for
+from ..temporary import Replaced, attribute
 from . import cells
 from .displays import say
 from .options import CodeOptions, flags_text, parse_command
@@ -46,12 +47,8 @@ def written(
     if options.file is not None:
         place_for(options.file, over=options.force)
     draw = line_for(shell) if session.progress else None
-    with Progress(draw, of=step.path) as progress:
-        told, step.progress = step.progress, progress
-        try:
-            found = _written(shell, step, failed)
-        finally:
-            step.progress = told
+    with Progress(draw, of=step.path) as progress, Replaced(attribute(step, "progress"), progress):
+        found = _written(shell, step, failed)
     if (
         options.file is not None and jax.process_index() == 0
     ):  # hosts have the same text, and maybe the same disk

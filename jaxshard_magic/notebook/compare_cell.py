@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from ..errors import ShardError, one_of, whole_number
+from ..temporary import Temporary
 from . import cells
 from .displays import say
 from .history_line import MOST
@@ -68,7 +69,7 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
     return comparison, f"Stopped: {compiled} of {every} compiled{f', {ran} ran' if how.run else ''}."
 
 
-class Growing:
+class Growing(Temporary):
     """A context in which the comparison so far is shown in the cell's output, with what stops it; at its end both are
     taken away."""
 
@@ -88,16 +89,16 @@ class Growing:
         else:
             self._handle.update(data, raw=True)
 
-    def __enter__(self) -> "Growing":
+    def begin(self) -> None:
         from ..views.show import show_stop
 
         if self._wanted:
             self._remove = show_stop(self._view)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         if self._remove is not None:
             self._remove()
+            self._remove = None
         if self._handle is not None:
             self._put("", "")
 

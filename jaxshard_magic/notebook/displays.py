@@ -28,10 +28,11 @@ _WITHOUT_WIDGET = (
 
 
 def say(text: str) -> None:
-    """Print a line that may have names of the user's, and figures with their signs, on any terminal."""
+    """Print lines that may have names of the user's or of files, and figures with their signs, on any terminal."""
+    from ..views.format import printable_lines
     from ..views.terminal import writable
 
-    print(writable(text))
+    print(writable(printable_lines(text)))
 
 
 def register(shell: Any, session: "ShardSession") -> None:

@@ -63,11 +63,11 @@ class Early:
                 ended = self._ended(error, ran.calls)
                 self._report(this, ran, ended)
                 if stopped:
-                    raise cells.Interrupted("; ".join(filter(None, (_told(ended), self._saved)))) from None
+                    raise _stop(error, "; ".join(filter(None, (_told(ended), self._saved)))) from None
             elif stopped and cells.in_the_step(self._shell, error.__traceback__):
-                raise cells.Interrupted(_STOPPED.format(this.path)) from None
+                raise _stop(error, _STOPPED.format(this.path)) from None
             elif stopped and self._saved:  # between calls that a run before has made
-                raise cells.Interrupted(f"Stopped; {self._saved}") from None
+                raise _stop(error, f"Stopped; {self._saved}") from None
             raise
 
     def ended(self, found: "Report | Comparison", name: str | None, quiet: bool) -> None:
@@ -109,6 +109,13 @@ class Early:
             return
         self._keep(report, this.code.text)
         self.ended(report, this.options.output, this.code.quiet)
+
+
+def _stop(interrupt: BaseException, told: str) -> cells.Interrupted:
+    """What is raised in the place of an interrupt, which Python keeps beside it: with no function that was running,
+    whose arrays would stay on the devices."""
+    interrupt.__traceback__ = interrupt.__context__ = interrupt.__cause__ = None
+    return cells.Interrupted(told)
 
 
 def _told(ended: "Ended") -> str:

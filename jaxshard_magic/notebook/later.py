@@ -3,10 +3,11 @@
 `%shard` then shows that loop. A cell that does not call the step shows nothing; a thread draws only in one that does.
 """
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..temporary import Temporary
 from . import cells
 from .session import ShardSession
 
@@ -20,7 +21,7 @@ class Later:
     def __init__(self, shell: Any, session: ShardSession):
         self._shell, self._session = shell, session
         self._watch: Watch | None = None  # of the cell that runs
-        self._showing = ExitStack()
+        self._showing: list[Temporary] = []
 
     def begin(self, _info: Any) -> None:
         """IPython calls it before a cell runs."""
@@ -64,16 +65,21 @@ class Later:
         from .training_view import TrainingView
 
         view = TrainingView(watch.run, self._session.view, stays=True)
-        progress = self._showing.enter_context(Progress(line_for(self._shell), of=name))
-        self._showing.enter_context(view)
+        progress = Progress(line_for(self._shell), of=name)
         training = Training(watch.finished, watch.run.total, watch.sample)
-        self._showing.enter_context(progress.following(training, view))
+        for each in (progress, view, progress.following(training, view)):
+            self._showing.append(each)
+            each.begin()
 
     def _leave(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            with self._showing:
-                try:
-                    watch.look(everything=True)
-                finally:
-                    watch.leave()
+        watch = self._watch
+        try:
+            if watch is not None:
+                watch.look(everything=True)
+        finally:
+            while self._showing:
+                self._showing[-1].end()
+                self._showing.pop()
+            if watch is not None:
+                watch.leave()
+            self._watch = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core import completer
 
 from ..places import forget_cells, number_cells
+from ..temporary import end_leftovers
 from . import cells, completions, displays
 from .hosts_magics import HostsMagics
 from .magics import ShardMagics
@@ -15,7 +16,7 @@ from .magics import ShardMagics
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_TARGETS = "jaxshard_magic.targets"
+_TARGETS, _THREAD_STATE = "jaxshard_magic.targets", "jaxshard_magic.program.thread_state"
 
 
 def load(shell: "InteractiveShell") -> None:
@@ -34,6 +35,8 @@ def load(shell: "InteractiveShell") -> None:
     if hasattr(completer, "context_matcher"):  # IPython 8.6; before, completions know no more than the line
         magics.matcher = completions.matcher_of(shell, magics.hosts.complete)
         _matchers(shell).append(magics.matcher)
+    for event in ("pre_run_cell", "post_run_cell"):
+        shell.events.register(event, _end_leftovers)
     shell.events.register("pre_run_cell", magics.later.begin)
     shell.events.register("post_run_cell", magics.later.end)
     shell.events.register("post_run_cell", magics.early.show)
@@ -48,6 +51,8 @@ def unload(shell: "InteractiveShell") -> None:
     """Take out what `load` put in, and end the processes that were started since."""
     manager: Any = shell.magics_manager
     magics = manager.registry.pop(ShardMagics.__name__)
+    for event in ("pre_run_cell", "post_run_cell"):
+        shell.events.unregister(event, _end_leftovers)
     shell.events.unregister("pre_run_cell", magics.later.begin)
     shell.events.unregister("post_run_cell", magics.later.end)
     shell.events.unregister("post_run_cell", magics.early.show)
@@ -73,6 +78,13 @@ def unload(shell: "InteractiveShell") -> None:
         targets := sys.modules.get(_TARGETS)
     ) is not None:  # else nothing was compiled for what is not attached
         targets.stop_compilers()
+
+
+def _end_leftovers(_: object) -> None:
+    """Undo what an interrupt has left changed: a cell is about to run, or has ended."""
+    end_leftovers()
+    if (state := sys.modules.get(_THREAD_STATE)) is not None:  # else nothing was traced
+        state.leave_traces()
 
 
 def _matchers(shell: "InteractiveShell") -> list[Any]:

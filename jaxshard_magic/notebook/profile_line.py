@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError, quoted, whole_number
+from ..temporary import Replaced, attribute
 from . import cells
 from .options import ProfileOptions, flags_text, parse_command
 from .progress import Progress, line_for
@@ -41,13 +42,9 @@ def profiled(
         call = step.entry.call_of
         given = cells.like_before(function, shell.user_ns, path, *call.given)
     draw = line_for(shell) if session.progress else None
-    with Progress(draw, of=step.path) as progress:
-        told, step.progress = step.progress, progress
-        try:
-            args, kwargs = given or (None, None)
-            step.profile(n, args=args, kwargs=kwargs, trace=options.trace)
-        finally:
-            step.progress = told
+    with Progress(draw, of=step.path) as progress, Replaced(attribute(step, "progress"), progress):
+        args, kwargs = given or (None, None)
+        step.profile(n, args=args, kwargs=kwargs, trace=options.trace)
     return session.report(), options.output
 
 

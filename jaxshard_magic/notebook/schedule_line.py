@@ -9,6 +9,7 @@ from textwrap import fill
 
 from .. import schedule
 from ..errors import ShardError, did_you_mean, none_of, one_of
+from ..files import content
 from ..schedule import NAMES, Comparison, Costs, Schedule
 from ..schedule.compare import cut
 from .options import ScheduleOptions, flags_text, parse_command
@@ -17,6 +18,7 @@ EVERY = "all"
 STAGES, MICROBATCHES_A_STAGE = 4, 4
 MOST_ACTIONS = 1_000_000
 COSTS = {"F": "forward", "I": "input_grad", "W": "weight_grad"}
+_MOST = 64 << 20  # bytes of a schedule's file
 _FIELDS = ("forward", "input_grad", "weight_grad", "transfer", "kept_for_weight_grad")
 
 
@@ -151,7 +153,7 @@ def _is_path(word: str) -> bool:
 def _read(path: str, options: ScheduleOptions, costs: Costs | None) -> Schedule:
     """The schedule in a file, at its own sizes."""
     try:
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+        text = content(Path(os.path.expanduser(path)), _MOST).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ShardError(f"{path} can't be read: {_why(error)}.{_near(path)}") from None
     with _told_of(path):

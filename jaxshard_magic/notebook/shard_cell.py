@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
+from ..temporary import Replaced, attribute
 from . import cells
 from .displays import say
 from .options import Options, line_text, parse, with_strategy
@@ -279,9 +280,6 @@ def compared(step: Any, progress: Progress, limit_s: float) -> None:
     if isinstance(step, cells.Rehearsal):
         step = step.sharded
     step.settle()
-    say, step.progress = step.progress, progress
-    try:
+    with Replaced(attribute(step, "progress"), progress):
         step.alternatives = alternatives(step, limit_s)
-    finally:
-        step.progress = say
-        progress("")
+    progress("")

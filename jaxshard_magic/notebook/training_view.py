@@ -4,6 +4,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..temporary import Held, Temporary
+
 if TYPE_CHECKING:
     from ..live import Run
     from ..views.show import Growing
@@ -16,7 +18,7 @@ KEEP = 10.0  # seconds between two pictures that a saved notebook keeps, at leas
 STALE = 0.05  # of the run's time that such a picture may be behind
 
 
-class TrainingView:
+class TrainingView(Temporary):
     """Shows `run` in the output of its cell, as `how` says; a context, at whose end the widget draws the last of it,
     and what stands for it in a saved notebook goes, unless it `stays`: the report that follows has the same.
 
@@ -35,7 +37,7 @@ class TrainingView:
         self._told_at = self._kept_at = 0.0
         self._line: str = ""
         self._share: float | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def shown(self) -> bool:
@@ -45,14 +47,14 @@ class TrainingView:
     def __call__(self, line: str, share: float | None) -> None:
         """Say `line`, of a training of which `share` is done, and draw what is new, where it is time for that."""
         if self._wanted and line:
-            with self._lock:
+            with Held(self._lock):
                 self._drawn(line, share)
 
-    def __enter__(self) -> "TrainingView":
-        return self
+    def begin(self) -> None:
+        """There is a view only once the training has run for a while."""
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
+    def end(self) -> None:
+        with Held(self._lock):
             self._wanted = False
             if self._output is not None:
                 self._line, self._share = "", None

@@ -12,8 +12,8 @@ import numpy as np
 from ..plan import Plan
 from ..program.ir import Value
 from ..program.settings import own_work
-from ..program.within import within
 from ..schedule.actions import KINDS, parts
+from ..temporary import Held, within
 from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
 from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make, shape_of
@@ -64,7 +64,7 @@ class Pipeline:
         self._groups = [
             group_job(split.around.program, g, self.homes, self._taken) for g in split.placed.groups
         ]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._actors: list[Actor] = []
         self._runs: deque[Run] = deque(maxlen=_KEPT)
         self.peaks: tuple[int, ...] = (0,) * len(ranks)
@@ -296,7 +296,7 @@ class Pipeline:
 
     def __call__(self, arrays: Sequence[Any], *, timed: bool = False) -> list:
         """One step. Where a rank fails, or the user interrupts, all ranks are stopped first, and inputs are whole."""
-        with self._lock:
+        with Held(self._lock):
             here: list[dict[Value, Any]] = [{} for _ in self._actors]
             for leaf, x in zip(self.leaves, arrays, strict=True):
                 leaf.hand_out(x, here)

@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jax._src import api
 from jax.stages import Compiled, Lowered
 
+from ..temporary import Unfinished
 from .lines import lines_kept
 
 jit: Any = api.jit  # jax.jit may be another: Equinox's, which lowers nothing, under EQX_ON_ERROR=breakpoint
@@ -21,12 +23,10 @@ def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
     Where the body raises, nothing more begins, and what is being compiled is left to itself: XLA can't be stopped.
     """
     pool = ThreadPoolExecutor(most or os.cpu_count(), "jaxshard compile")
-    try:
+    with Unfinished(partial(pool.shutdown, wait=False, cancel_futures=True)) as work:
         yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
+        pool.shutdown()
+        work.finished()
 
 
 def compile_apart(lowered: Lowered) -> Compiled:

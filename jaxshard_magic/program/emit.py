@@ -5,7 +5,6 @@ Under a trace this re-emits the step: same numbers, with what a subclass of `Emi
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from jax._src.source_info_util import current_name_stack, new_name_stack  # jax has no public form
@@ -14,14 +13,13 @@ from . import control_flow
 from .ir import Door, Equation, Program, Scope
 from .lines import Calls, user_context
 from .primitives import bind, scan_counts
-
-_caller: ContextVar[Any] = ContextVar("caller", default=None)
+from .thread_state import traceback_of_equation
 
 
 def caller() -> Any:
     """The traceback of the equation that runs, of whichever emitter: a loss is run by one of its own inside of that of
     its step. None where none runs."""
-    return _caller.get()
+    return traceback_of_equation.get()
 
 
 class Emitter:
@@ -75,11 +73,11 @@ class Emitter:
             names = names + self._scopes[e.index]
         lines = self._calls.join(caller(), info.traceback)
         with user_context(lines, name_stack=names), e.eqn.ctx.manager:
-            token = _caller.set(lines)
+            token = traceback_of_equation.set(lines)
             try:
                 yield
             finally:
-                _caller.reset(token)
+                traceback_of_equation.reset(token)
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""

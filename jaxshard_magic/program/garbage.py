@@ -2,15 +2,15 @@
 
 import gc
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-_lock = threading.Lock()
-_held = 0  # by so many, in any threads: the last one lets it go on
+from ..temporary import Place, Replaced, Shared
+
+_held_off = Shared(Replaced(Place(gc.isenabled, lambda on: gc.enable() if on else gc.disable()), False))
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected() -> AbstractContextManager[Any]:
     """Without garbage collection, which walks through all of a process's objects each time that a quarter is new.
 
     What no cycle holds is freed as ever. JAX has a function called at each collection, and Python drops an
@@ -20,21 +20,10 @@ def uncollected() -> Iterator[None]:
     ...     gc.isenabled()
     False
     """
-    global _held
-    with _lock:
-        ours = _held > 0 or gc.isenabled()
-        _held += ours
-        gc.disable()
-    try:
-        yield
-    finally:
-        with _lock:
-            _held -= ours
-            if ours and not _held:
-                gc.enable()
+    return _held_off()
 
 
-def interruptible() -> AbstractContextManager[None]:
+def interruptible() -> AbstractContextManager[Any]:
     """For a long wait in which an interrupt is to be heard: without collection where this is the main thread, the one
     that Python interrupts."""
     main = threading.current_thread() is threading.main_thread()

@@ -4,8 +4,8 @@ import functools
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -15,8 +15,12 @@ from jax._src import (  # jax.grad, nnx and equinox all reach `api.vjp`; nothing
     api,
     pjit,
 )
+from jax._src.config import check_tracer_leaks
 from jax._src.interpreters import partial_eval  # public form
 from jax._src.lax.control_flow.loops import associative_scan
+
+from ..temporary import ABSENT, Joined, Replaced, Shared, Temporary, Wrapped, attribute, code_of
+from .thread_state import replaced, undisturbed
 
 Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
 Scan = Callable[..., Any]  # the same for jax.lax.associative_scan
@@ -31,7 +35,7 @@ _CACHES = (
     (pjit, "_infer_params_cached"),
     (ad_checkpoint, "_trace_to_jaxpr"),
 )
-_tracing = jax.make_user_context(
+_tracing: Any = jax.make_user_context(
     None
 )  # one for all: each that is made becomes part of the keys of JAX's caches
 _epoch = itertools.count(1)
@@ -93,94 +97,57 @@ def _dispatching(inner: Vjp) -> Vjp:
     return vjp
 
 
-class _Hooks:
-    """JAX's functions replaced from the first thread that begins to trace to the last that ends, in any order.
-
-    `vjp`: JAX's own.
-    """
-
-    vjp: Vjp
-
-    def __init__(self):
-        self._lock, self._users, self._originals = threading.Lock(), 0, []
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users > 1:
-                return
-            self.vjp = api.vjp
-            hooks: dict[tuple[Any, str], Any] = {place: _dispatching(self.vjp) for place in _VJP}
-            hooks |= {(module, name): _Forgetting(getattr(module, name)) for module, name in _CACHES}
-            hooks[_jax_scan, "__code__"] = _traced_scan.__code__
-            self._originals = [(module, name, getattr(module, name)) for module, name in hooks]
-            for (module, name), hook in hooks.items():
-                setattr(module, name, hook)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                for module, name, original in self._originals:
-                    setattr(module, name, original)
+# JAX's functions, replaced from the first thread that begins to trace to the last that ends, in any order.
+_api_vjp = Wrapped(attribute(api, "vjp"), _dispatching)
+_hooks = Shared(
+    Joined(
+        _api_vjp,
+        Wrapped(attribute(jax, "vjp"), _dispatching),
+        *(Wrapped(attribute(module, name), _Forgetting) for module, name in _CACHES),
+        Replaced(code_of(_jax_scan), _traced_scan.__code__),
+    )
+)
 
 
-_hooks = _Hooks()
+def _of_thread(name: str, value: Any) -> Replaced:
+    return Replaced(attribute(_mine, name), value)
 
 
-@contextmanager
-def anew() -> Iterator[None]:
+def anew() -> Temporary:
     """Inside, this thread traces jits that already ran anew, and JAX's caches forget at the end what it traced.
 
     Entries that the session made itself stay.
     """
-    outer, epoch = _mine.stand_ins, next(_epoch)
-    with _hooks, _tracing(epoch):
-        _mine.stand_ins = {}
-        try:
-            yield
-        finally:
-            _mine.stand_ins = outer
+    return Joined(undisturbed(), _hooks(), replaced(_tracing._obj, next(_epoch)), _of_thread("stand_ins", {}))
 
 
-@contextmanager
-def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
+def gradients_by(seen: Callable[[Vjp], Vjp]) -> Temporary:
     """While this thread traces, its gradient calls, in jits that already ran too, are made with `seen(jax.vjp)`."""
-    with anew():
-        outer = _mine.vjp
-        _mine.vjp = seen(outer or _hooks.vjp)
-        try:
-            yield
-        finally:
-            _mine.vjp = outer
+
+    def around(outer: Any) -> Vjp:
+        return seen(_api_vjp.before if outer is ABSENT else outer)
+
+    return Joined(anew(), Wrapped(attribute(_mine, "vjp"), around))
 
 
-@contextmanager
-def scans_by(seen: Callable[[Scan], Scan]) -> Iterator[None]:
+def scans_by(seen: Callable[[Scan], Scan]) -> Temporary:
     """While this thread traces, associative scans, in jits that already ran too, are made with
     `seen(jax.lax.associative_scan)`."""
-    with anew():
-        outer = _mine.scan
-        _mine.scan = seen(outer or _own_scan)
-        try:
-            yield
-        finally:
-            _mine.scan = outer
+
+    def around(outer: Any) -> Scan:
+        return seen(_own_scan if outer is ABSENT else outer)
+
+    return Joined(anew(), Wrapped(attribute(_mine, "scan"), around))
 
 
-@contextmanager
-def retracing() -> Iterator[None]:
-    """Inside, JAX looks for leaked tracers in what `users_own` holds alone, where it is to look for any: what is traced
-    again of a step keeps tracers for a while, and to look takes it seconds each time."""
+def retracing() -> Temporary:
+    """For what traces a step, whose thread leaves it as it came. Inside, JAX looks for leaked tracers in what
+    `users_own` holds alone, where it is to look for any: what is traced again of a step keeps tracers for a while, and
+    to look takes it seconds each time."""
     if not _config.jax_check_tracer_leaks:
-        yield
-        return
-    with jax.check_tracer_leaks(False):
-        outer, _mine.looks_for_leaks = _mine.looks_for_leaks, True
-        try:
-            yield
-        finally:
-            _mine.looks_for_leaks = outer
+        return undisturbed()
+    looks = replaced(check_tracer_leaks, False), _of_thread("looks_for_leaks", True)
+    return Joined(undisturbed(), *looks)
 
 
 def users_own() -> AbstractContextManager[Any]:

@@ -4,8 +4,6 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -16,6 +14,8 @@ from jax._src.source_info_util import user_context  # keeps lines on re-emitted 
 from jax.extend.core import JaxprEqn
 
 from ..places import place
+from ..temporary import Joined
+from .thread_state import replaced
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _STEP = str(Path(_OURS) / "step") + os.sep
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 
-@contextmanager
-def lines_kept() -> Iterator[None]:
+def lines_kept() -> Joined:
     """Programs that this thread lowers and compiles meanwhile tell the user's line of each operation: with all calls
     that led to it, where jax keeps ten, and never from jax's cache on disk, which would give the lines of an earlier
     text. jax has no public names for settings of one thread."""
-    with traceback_in_locations_limit(-1), compilation_cache_include_metadata_in_key(True):
-        yield
+    return Joined(
+        replaced(traceback_in_locations_limit, -1), replaced(compilation_cache_include_metadata_in_key, True)
+    )
 
 
 class Calls:

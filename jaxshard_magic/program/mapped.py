@@ -1,9 +1,9 @@
 """A step written for one device of many: what each device takes of a call, and the step traced as one of them."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from .flow import Flow
 from .ir import Program
 from .peel import Result
 from .roles import Roles, find_roles
+from .thread_state import Entered
 from .trace import Traced
 
 _WHOLE = object()  # None is no leaf of a tree
@@ -175,16 +176,16 @@ def by_leaf(axes: Any, tree: Any) -> list[int | None]:
     return [None if a is _WHOLE else a for a in jax.tree.leaves(jax.tree.broadcast(prefix, tree))]
 
 
-@contextmanager
-def on_a_device(mapped: Mapped | None) -> Iterator[None]:
+def on_a_device(mapped: Mapped | None) -> AbstractContextManager[Any]:
     """What one device does is traced in here: with its axis names bound and without a mesh, also where the user has
     set one. None: of a step that is written for whole arrays; nothing changes."""
     if mapped is None:
-        yield
-        return
+        return nullcontext()
     no_mesh = jax.sharding.AbstractMesh((), ())
-    with jax.sharding.use_abstract_mesh(no_mesh), extend_axis_env_nd(list(mapped.sizes.items())):
-        yield
+    return Entered(
+        partial(jax.sharding.use_abstract_mesh, no_mesh),
+        partial(extend_axis_env_nd, list(mapped.sizes.items())),
+    )
 
 
 def _parts(x: Any, cut: Cut | None, mapped: Mapped) -> Any:

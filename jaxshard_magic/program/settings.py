@@ -1,7 +1,7 @@
 """What JAX's settings ask of a compiled step: that its results are numbers, and that nothing moves unasked."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -11,15 +11,19 @@ from jax._src.config import (  # jax.config asks for each of them in Python, ten
     debug_infs,
     debug_nans,
     transfer_guard_device_to_device,
+    transfer_guard_device_to_host,
     transfer_guard_host_to_device,
 )
 
 from ..errors import ShardError
 from ..placing import put
+from ..temporary import Joined
 from .peel import Peeled
+from .thread_state import replaced
 
 _GUARDED = ("disallow", "disallow_explicit")
 _FREE = (None, "allow")
+_GUARDS = (transfer_guard_host_to_device, transfer_guard_device_to_device, transfer_guard_device_to_host)
 
 
 def are_usual() -> bool:
@@ -37,24 +41,17 @@ def reruns() -> bool:
     return debug_nans.value
 
 
-@contextmanager
-def own_moves() -> Iterator[None]:
+def own_moves() -> AbstractContextManager[Any]:
     """A context for what is done for a step and not by the user: arrays may move."""
-    if are_usual():
-        yield
-        return
-    with jax.transfer_guard("allow"):
-        yield
+    return nullcontext() if are_usual() else Joined(*(replaced(guard, "allow") for guard in _GUARDS))
 
 
-@contextmanager
-def own_work() -> Iterator[None]:
+def own_work() -> AbstractContextManager[Any]:
     """As `own_moves`; and JAX looks at no result, which of a part of a step may be what the whole never shows."""
     if are_usual():
-        yield
-        return
-    with own_moves(), jax.debug_nans(False), jax.debug_infs(False):
-        yield
+        return nullcontext()
+    unlooked = [replaced(looks, False) for looks in (debug_nans, debug_infs)]
+    return Joined(*(replaced(guard, "allow") for guard in _GUARDS), *unlooked)
 
 
 def refuse_host_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> None:

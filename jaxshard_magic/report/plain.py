@@ -53,7 +53,10 @@ def build(wanted: Any, value: Any, where: str) -> Any:
     if wanted is float and isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
     if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ShardError(f"{where} must be a number below 1.8e308") from None
     if wanted is types.NoneType and value is None:
         return None
     if isinstance(wanted, type) and type(value) is wanted:

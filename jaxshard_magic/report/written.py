@@ -97,8 +97,12 @@ class Written(Shown):
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ShardError(f"not a {cls._what}: {error.msg} at line {error.lineno} of the JSON") from None
-        except (ValueError, RecursionError) as error:  # a number, or a nesting, that Python does not read
-            raise ShardError(f"not a {cls._what}: {error}") from None
+        except (
+            ValueError,
+            RecursionError,
+            MemoryError,
+        ) as error:  # what Python does not read: a number, a nesting
+            raise ShardError(f"not a {cls._what}: {error or 'it takes more memory than there is'}") from None
         return cls.from_dict(data)
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError
 from ..program.unwrap import Step
 from ..request import Request
+from ..temporary import Kept, elements
 from .donation import Ours
 from .entry import Entry
 from .followed import Followed
@@ -40,12 +41,12 @@ class CalledAgain(Followed):
         Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
         """
         entry, inputs = self.inputs(None)
-        consts, taken = list(entry.consts), entry.clock.copies
+        taken = entry.clock.copies
         self.settle()
         enough = len(taken) + n
-        while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
-            entry.timed(entry.copies(inputs), taken)
-        entry.consts[:] = consts
+        with Kept(elements(entry.consts)):
+            while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
+                entry.timed(entry.copies(inputs), taken)
 
     @property
     def last_profile(self) -> "Profile | None":

@@ -27,11 +27,11 @@ from ..program.peel import Peeled, specs
 from ..program.primitives import runs_on_one_device
 from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
-from ..program.within import within
 from ..request import GradientOptions, Request
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..targets import LIMIT_S, Built, CompilerFailed, Target, target_of
+from ..temporary import within
 from ..units import byte_text, limit_text
 from .attention import hint
 from .elsewhere import canonical, elsewhere, reads

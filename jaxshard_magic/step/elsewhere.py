@@ -17,6 +17,7 @@ from ..cell_files import OF_ONE_SESSION
 from ..errors import ShardError
 from ..places import place
 from ..program.lines import is_users
+from ..program.thread_state import replaced
 from ..targets import Built, Target, compiled
 
 _OF_OPERATION = "JaxStackTraceBeforeTransformation"  # no public name
@@ -49,7 +50,7 @@ def canonical() -> Iterator[None]:
     """Steps that are lowered meanwhile name their cells' files without what is of one session; what jax can't lower
     without the hardware is a `ShardError`. jax has no public name for a setting of one thread."""
     try:
-        with hlo_source_file_canonicalization_regex(OF_ONE_SESSION):
+        with replaced(hlo_source_file_canonicalization_regex, OF_ONE_SESSION):
             yield
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise _refusal(error) from error

@@ -20,7 +20,7 @@ from ..program.batching.padding import padded
 from ..program.peel import Peeled, Result
 from ..program.routing import Route
 from ..program.trace import Traced, path_name
-from ..program.within import within
+from ..temporary import within
 from .clock import Clock
 from .donation import Ours
 from .load import Counted
@@ -61,7 +61,9 @@ class Entry:
     calls: int = 0
     clock: Clock = field(default_factory=lambda: Clock(first=2))
     _sign_of: Callable[[Any], Any] | None = None
-    _lock: Any = field(default_factory=threading.Lock)
+    _lock: Any = field(
+        default_factory=threading.RLock
+    )  # an interrupt may leave it with the thread that has it
 
     def __post_init__(self) -> None:
         self.hosts = hosts_of(self.plan.mesh)
@@ -147,7 +149,7 @@ class Entry:
             read.add(id(leaves[i]))
         return placed
 
-    @settings.own_work()
+    @within(settings.own_work)
     def brought(self, inputs: tuple[Any, ...], leaves: Sequence[Any], ours: Ours) -> tuple[Any, ...]:
         """The arranged inputs of a call on several hosts, flat as `leaves`, where the program wants them."""
         if all(map(lies, leaves, self.shardings)):

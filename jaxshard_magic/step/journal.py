@@ -1,7 +1,7 @@
 """What the calls of a run gave that is small, call by call: a run that goes on later gives it once more."""
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -75,13 +75,19 @@ class Journal:
 
     @classmethod
     def of(cls, kinds: Sequence[Any], arrays: Mapping[str, Any]) -> "Journal":
-        """The journal that `data` gave."""
+        """The journal that `data` gave. Raises ValueError, TypeError and KeyError for anything else."""
         journal = cls()
         journal.kinds = [tuple(Small(o, tuple(shape), dtype) for o, shape, dtype in kind) for kind in kinds]
         journal._which = array("H", np.asarray(arrays["which"], np.uint16).tolist())
         journal._values = [
             bytearray(np.asarray(arrays[f"values{k}"], np.uint8).tobytes()) for k in range(len(kinds))
         ]
+        calls = Counter(journal._which)
+        for k, kind in enumerate(journal.kinds):
+            if calls.pop(k, 0) * sum(small.nbytes for small in kind) != len(journal._values[k]):
+                raise ValueError("calls and what they gave differ in number")
+        if calls:
+            raise ValueError("calls of no kind")
         return journal
 
     def _read(self, count: int) -> None:

@@ -18,6 +18,7 @@ from ..coordination import gathered, is_there
 from ..errors import ShardError
 from ..report.checkpoints import MOST, Checkpoints, Save
 from ..report.parts import mesh_text
+from ..temporary import Held, Unfinished
 from .ending import Ending
 from .in_data import InData
 from .interval import Due, Interval
@@ -60,13 +61,15 @@ class Keeper:
         say: Callable[[str], None] = print,
     ):
         self.every, self._written_every = Interval.of(every), str(every)
-        self._store, self._say = Store(fspath(folder), keep), say
+        self._store, self._say = Store(fspath(folder), keep, loop=True), say
         self.calls = 0  # of the loop, those that were not computed with them
         self.ran = True  # was the last call computed?
         self.resumed: int | None = None  # the step that the loop went on from
         self._outputs: dict[Entry, Outputs] = {}
         self._journal, self._origins = Journal(), Origins()
-        self._back = self._found(resume)
+        with Unfinished(self._store.end) as work:
+            self._back = self._found(resume)
+            work.finished()
         self._in_data = InData(None if self._back is None else self._back.places, say)
         self._last: _Last | None = None
         self._saved_at, self._due, self._ending = 0, Due(self.every), Ending()
@@ -74,6 +77,9 @@ class Keeper:
         self._count, self._seconds = 0, 0.0
         self._copy: int | None = None
         self._closed = False
+        self._turn = threading.RLock()  # of the threads that call the step
+        self._several = False  # are there several, with states of their own?
+        self._thread: int | None = None  # that called it last
 
     @property
     def skipping(self) -> bool:
@@ -97,6 +103,10 @@ class Keeper:
         """A call's results: computed, or those of the run that is gone on with. `feed`: what gives the loop its
         batches. Raises TypeError for inputs that the
         program does not take, before anything is done; ShardError for a save that fails."""
+        with Held(self._turn):
+            return self._run(entry, inputs, feed)
+
+    def _run(self, entry: "Entry", inputs: tuple[Any, ...], feed: "Feed | None") -> Any:
         if self._closed:
             return entry.run(inputs)
         if self.skipping:
@@ -110,6 +120,7 @@ class Keeper:
         outputs = self._of(entry)
         leaves = entry.leaves(inputs)
         goes_on = self._goes_on(outputs, leaves)
+        self._look_at_thread(goes_on)
         took = {i: weakref.ref(leaves[i]) for i in outputs.names if isinstance(leaves[i], jax.Array)}
         del leaves
         if not goes_on:
@@ -151,6 +162,20 @@ class Keeper:
         if self._closed:
             return ""
         self._closed = True
+        try:
+            return self._ended(early, limit_s)
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            self._last = self._back = None  # which hold arrays
+
+    def let_go(self) -> None:
+        """Save no more, and let others save into the folder once what is being written is."""
+        self._closed = True
+        self._store.end()
+
+    def _ended(self, early: BaseException | None, limit_s: float) -> str:
         if self._back is None and not self.calls:
             self._store.close()
             return "--checkpoint: no step was called, so that nothing was saved: it follows the loop of its own cell"
@@ -166,7 +191,7 @@ class Keeper:
         alike = self._ending.is_alike(self.calls, self._store.settles, early)
         if alike:
             self.save()
-        if not self._written(limit_s if early is None else self._ending.limited(limit_s)):
+        if not self._store.closes(limit_s if early is None else self._ending.limited(limit_s)):
             return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.name}"
         latest = self._store.latest()
         if latest is None:
@@ -224,6 +249,17 @@ class Keeper:
                 )
         return outs
 
+    def _look_at_thread(self, goes_on: bool) -> None:
+        """Say so, once, where another thread calls the step than before, with a state that this call did not give."""
+        thread, before = threading.get_ident(), self._thread
+        self._thread = thread
+        if before not in (None, thread) and not goes_on and not self._several:
+            self._several = True
+            self._say(
+                "--checkpoint: several threads call the step with states of their own, and a checkpoint has that of "
+                "the call before which it is made: give each a step and a folder of its own"
+            )
+
     def _goes_on(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
         """Does a call take what the one before it gave?"""
         first = next(iter(outputs.names), None)
@@ -274,25 +310,10 @@ class Keeper:
         taken = {outputs.names[i] for i in entry.donated if i in outputs.names}
         self._copy = _on_fullest([tree[name] for name in taken if name in tree])
 
-    def _written(self, limit_s: float) -> bool:
-        failed: list[BaseException] = []
-
-        def close() -> None:
-            try:
-                self._store.close()
-            except ShardError as error:
-                failed.append(error)
-
-        closing = threading.Thread(target=close, name="the last checkpoint", daemon=True)
-        closing.start()
-        closing.join(limit_s)
-        if failed:
-            raise failed[0]
-        return not closing.is_alive()
-
 
 def _ready(store: Store, resume: bool) -> int:
-    """The folder made. Raises ShardError for one that can't be, and where a run before has saved, without `resume`."""
+    """The folder made, and held. Raises ShardError for one that can't be, and where a run before has saved, without
+    `resume`."""
     made(store.folder)
     steps = store.steps()
     if steps and not resume:
@@ -301,6 +322,7 @@ def _ready(store: Store, resume: bool) -> int:
             f"--checkpoint {store.name}: it has {those} of a run before: --resume goes on from there, "
             "another folder begins anew"
         )
+    store.hold()
     return len(steps)
 
 

@@ -31,7 +31,7 @@ def save(
     force: bool = False,
     tell: Callable[[str], object] = warnings.warn,
 ) -> int:
-    """Save a state into a folder of checkpoints or a file of weights, and how many calls it has behind it. Raises
+    """Save a state into a folder of checkpoints or a file of weights, and how many steps it has behind it. Raises
     ShardError as `Store` does, and `writing.save`. `tell` gets a line of what a file of weights leaves out."""
     from ..checkpoints import Saved, Store
     from ..checkpoints.objects import opened
@@ -40,8 +40,10 @@ def save(
     state_of, where = opened(state), Path(expanduser(path))
     if shape := next((name for name, x in state_of.by_name.items() if isinstance(x, ShapeDtypeStruct)), None):
         raise ShardError(f"{shape} is a shape, and arrays are saved: give what the step gives back")
-    skipped = 0 if step.kept is None else step.kept.resumed or 0  # of the run before
-    number = step.calls_before + skipped + step.calls
+    number = state_of.steps
+    if number is None:
+        skipped = 0 if step.kept is None else step.kept.resumed or 0  # of the run before
+        number = step.calls_before + skipped + step.calls
     if where.name.endswith(SUFFIXES):
         _save_weights(where, state_of, number, rename, force, tell)
         return number
@@ -178,8 +180,10 @@ def shardings(
     n = len(entry.consts)
     names = [path_name(path) for path in entry.traced.in_paths[n:]]
     rows = zip(names, entry.traced.closed.in_avals[n:], entry.shardings, strict=True)
-    free = [(name.partition(".")[2], aval.shape, sharding) for name, aval, sharding in rows]
-    part = most_of(under(name for name, _, _ in free), set(state.names))
+    free: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
+    for name, aval, sharding in rows:
+        free.setdefault((name.partition(".")[2], aval.shape), []).append(sharding)
+    part = most_of(under(name for name, _ in free), set(state.names))
     whole = NamedSharding(step.mesh, PartitionSpec())
     found: dict[str, Any] = {}
     without = []
@@ -189,9 +193,9 @@ def shardings(
             leaf.path,
             leaf.path.partition(".")[2],
         )  # a part, a state of one argument, or of several
-        at = next((i for name in names for i, row in enumerate(free) if row[:2] == (name, leaf.shape)), None)
-        found[leaf.path] = whole if at is None else free.pop(at)[2]
-        if at is None and math.prod(leaf.shape) > 1:
+        places = next((each for name in names if (each := free.get((name, leaf.shape)))), None)
+        found[leaf.path] = whole if places is None else places.pop(0)
+        if places is None and math.prod(leaf.shape) > 1:
             without.append(leaf)
     if without and step.mesh.size > 1:
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""

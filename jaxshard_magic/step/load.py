@@ -21,9 +21,9 @@ from ..program.hooks import retracing
 from ..program.memory_kinds import lowered_as
 from ..program.peel import specs
 from ..program.routing import Route
-from ..program.within import within
 from ..strategies.hold import Hold
 from ..strategies.load import Loads
+from ..temporary import within
 from .planned import own_mesh
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from ..program.ir import Program
 from ..program.peel import Peeled, Result, specs
 from ..program.settings import own_moves
 from ..program.trace import Traced
-from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
+from ..temporary import within
 from .attention import Way, with_attention
 from .building import as_equinox_raises, file_of
 from .donation import to_donate

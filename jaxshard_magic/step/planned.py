@@ -20,10 +20,11 @@ from ..program.hooks import retracing
 from ..program.loss import find_loss
 from ..program.memory_kinds import memory_kind
 from ..program.peel import Peeled, Result, specs
+from ..program.thread_state import Entered
 from ..program.trace import Traced
-from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
+from ..temporary import within
 from .attention import Way, with_attention
 from .donation import to_donate
 from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, scans_in_blocks, trace_call
@@ -140,4 +141,4 @@ def with_memory_kinds(plan: Plan, traced: Traced, leaves: Sequence[Any]) -> Plan
 def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     """Another mesh that the user has set would be taken for the step's; None for none at all."""
     current = jax.sharding.get_mesh()
-    return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
+    return nullcontext() if current.empty or current == mesh else Entered(partial(jax.set_mesh, mesh))

@@ -17,6 +17,7 @@ from ..coordination import OtherFailed, Together
 from ..errors import ShardError
 from ..placing import hosts_of
 from ..targets import target_of
+from ..temporary import Kept, Temporary, elements
 
 if TYPE_CHECKING:
     from ..analysis.profiled import Profile
@@ -85,7 +86,6 @@ def _recorded(
     if len(set(asked)) > 1:
         raise ShardError(f"hosts record other steps: {', '.join(asked)}. Ask for the same on all of them")
     entry, inputs = step.inputs(given)
-    consts = list(entry.consts)
     copied: list[tuple[Any, ...]] = []
     few = worth_recording(entry, n)
 
@@ -100,10 +100,8 @@ def _recorded(
             yield partial(entry.call, *copied.pop())
 
     step.say(f"recording {few} step{'s' * (few > 1)}")
-    try:
+    with Kept(elements(entry.consts)):
         recording = Recording(record(calls(), MARK, folder), 1, n)
-    finally:
-        entry.consts[:] = consts
     step.say("reading what was recorded")
     return entry, read_profile(recording, entry, all_of)
 
@@ -143,19 +141,13 @@ def record(
     through, once the recording has ended.
     """
     place = None if folder is None else writable(folder)
-    with captured():  # libtpu has a profiler, which complains where no TPU is
-        session = _session(keeps=place is not None)
-    data = None
-    try:
+    with _Recorder(keeps=place is not None) as recorder:
         for call in calls:
             with TraceAnnotation(mark):
                 jax.block_until_ready(call())
-    finally:  # or no trace could begin any more
-        with captured():
-            data = session.stop()
     if place is not None:
-        session.export(data, str(place))
-    return data
+        recorder.session.export(recorder.data, str(place))
+    return recorder.data
 
 
 def writable(folder: "str | os.PathLike[str]") -> Path:
@@ -172,18 +164,41 @@ def writable(folder: "str | os.PathLike[str]") -> Path:
         ) from None
 
 
+class _Recorder(Temporary):
+    """The profiler of this process, which records one thing at a time; `data` is what it has recorded at the end."""
+
+    def __init__(self, *, keeps: bool):
+        self._keeps = keeps
+        self.session: Any = None
+        self.data = b""
+
+    def begin(self) -> None:
+        if self.session is None:
+            with captured():  # libtpu has a profiler, which complains where no TPU is
+                self.session = _session(self._keeps)
+
+    def end(self) -> None:
+        if self.session is not None and not self.data:
+            with captured():
+                self.data = self.session.stop()
+
+
 class _InFolder:
     """A recording by jax's public functions, which write files."""
 
     def __init__(self, options: ProfileOptions):
         self._folder = tempfile.TemporaryDirectory()
         jax.profiler.start_trace(self._folder.name, profiler_options=options)
+        self._runs = True
 
     def stop(self) -> bytes:
-        with self._folder:
+        if self._runs:
             jax.profiler.stop_trace()
-            (file,) = Path(self._folder.name).rglob("*.xplane.pb")
-            return file.read_bytes()
+            self._runs = False
+        (file,) = Path(self._folder.name).rglob("*.xplane.pb")
+        data = file.read_bytes()
+        self._folder.cleanup()
+        return data
 
     def export(self, data: bytes, folder: str) -> None:
         place = Path(folder) / "plugins" / "profile" / "jaxshard_magic"

@@ -1,6 +1,6 @@
 """A loop that goes on from a checkpoint: what its first calls give, which are not computed again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,12 +36,16 @@ class Resumed:
                 f"checkpoint {step} of {store.name} is a state alone, none of a loop: %shard load {store.name} "
                 "reads it, and --resume goes on from what --checkpoint saved"
             )
-        self.journal = Journal.of(extra["kinds"], extra["returned"])
-        self.places: list[dict[str, Any]] | None = extra["places"]  # in the data of a feed, one a host
-        self._exact = bool(extra["exact"])  # the state went into the call after these
-        self._sources: dict[int, dict[int, str]] = {}
-        for name, call, o in extra["sources"]:
-            self._sources.setdefault(call, {})[o] = name
+        try:
+            self.journal = Journal.of(extra["kinds"], extra["returned"])
+            self.places = _places(extra["places"])  # in the data of a feed, one a host
+            self._exact = bool(extra["exact"])  # the state went into the call after these
+            self._sources = _sources(extra["sources"], {leaf.path for leaf in self.saved.leaves})
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError):
+            raise ShardError(
+                f"checkpoint {step} of {store.name} can't be gone on from: what it tells of its loop is damaged; take "
+                "an older one, moving this one away"
+            ) from None
         self._calls = self.journal.calls()
         self._arrays: dict[str, Any] | None = None
         self._given: dict[str, Any] = {}
@@ -131,7 +135,25 @@ class Resumed:
         names = {leaf.path for leaf in wanted}
         there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(OWN)]
         spare = [] if numbers else [x.path for x in there if not x.shape]
-        check_same(there, wanted, f"checkpoint {self.step} of {self._store.name}", spare=spare)
+        check_same(there, wanted, f"checkpoint {self.step} of {self._store.name}", cast=None, spare=spare)
+
+
+def _places(told: Any) -> list[dict[str, Any]] | None:
+    """Raises TypeError and KeyError for what is no place in data."""
+    if told is None:
+        return None
+    return [dict(place) for place in told if place["passes"] is not None and place["kind"]]
+
+
+def _sources(told: Any, names: Collection[str]) -> dict[int, dict[int, str]]:
+    """By call, and output of that, the array of the checkpoint that it gave. Raises ValueError and TypeError for
+    anything else."""
+    found: dict[int, dict[int, str]] = {}
+    for name, call, o in told:
+        if name not in names or type(call) is not int or type(o) is not int or o < 0:
+            raise ValueError
+        found.setdefault(call, {})[o] = name
+    return found
 
 
 def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:

@@ -197,9 +197,9 @@ class ShardedStep(CalledAgain):
         rename: "Mapping[str, str] | Iterable[str]" = (),
         force: bool = False,
     ) -> int:
-        """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many calls
-        the state has behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
-        it lies. A path that ends in .safetensors or .npz is a file of weights, written an array at a time.
+        """Save a state into a folder of checkpoints; return its number, the steps that the state counts (`step` of a
+        TrainState or an nnx.Optimizer, `count` of optax), or the calls of this step behind it. Trees, NNX objects and
+        typed keys are saved as they are. A path in .safetensors or .npz is a file of weights, written by arrays.
 
         Args:
             path: the folder, or the file.

@@ -301,15 +301,18 @@ def _traced(
     seen: Callable[[Vjp], Vjp] | None = None,
     scans: Callable[[Scan], Scan] = lambda scan: scan,
 ) -> tuple[Traced, Result]:
-    results = []
+    calls, results = [peeled], list[Result]()
 
     def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
-        outs, paths, result = peeled.fun(*leaves)
+        outs, paths, result = calls[0].fun(*leaves)
         results.append(result)
         return outs, paths
 
     with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
-        traced = with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
+        try:
+            traced = with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
+        finally:
+            calls.clear()  # an error that is kept keeps the functions of its traceback, and so the call's arrays
     return traced, results[-1]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..live import Known, Queue, Rates, Row, Run, Stretch
 from ..program.lines import users_frame
+from ..temporary import Held
 from .entry import Entry
 from .returned import Returned, returned_by
 from .sign import is_done
@@ -63,7 +64,7 @@ class Watch:
         self._step: Followed | None = None
         self._thread: int | None = None
         self._began = self._looked = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def follow(self, step: "Followed") -> None:
         self.leave()
@@ -107,12 +108,9 @@ class Watch:
 
     def look(self, *, everything: bool = False) -> None:
         """Read what is there by now. While another thread does that nothing is done."""
-        if not self._lock.acquire(blocking=everything):
-            return
-        try:
-            self._look(everything)
-        finally:
-            self._lock.release()
+        with Held(self._lock, waits=everything) as turn:
+            if turn.taken:
+                self._look(everything)
 
     def sample(self) -> None:
         """Note whether the devices work, and if not what the loop does instead; from another thread, evenly in time."""

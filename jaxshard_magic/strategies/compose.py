@@ -1,6 +1,7 @@
 """What is understood of a step, and what is asked of it -> a `Plan`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
@@ -13,6 +14,7 @@ from ..program.loss import find_loss
 from ..program.mapped import PerDevice
 from ..program.placements import axes_placed
 from ..program.roles import BATCH, OTHER
+from ..program.sizes import nbytes
 from ..program.trace import Traced, path_name
 from ..program.weights import largest_weight
 from ..request import Request
@@ -157,9 +159,21 @@ def _leaf(
         dtype=aval.dtype,
         spec=spec,
         why=_why(layout, i, given),
-        wanted=layout.wanted.get(i, ()),
-        lost=layout.lost.get(i, 0),
+        wanted=(wanted := _wanted(layout, i, spec)),
+        lost=_lost(layout, aval, spec, wanted),
     )
+
+
+def _wanted(layout: Layout, i: int, spec: PartitionSpec) -> Axes:
+    """The axes that parts of the strategy could not cut a leaf over, and no other part did."""
+    cut = {axis for axes in spec_of(spec) for axis in axes}
+    return tuple(axis for axis in dict.fromkeys(layout.wanted.get(i, ())) if axis not in cut)
+
+
+def _lost(layout: Layout, aval: Any, spec: PartitionSpec, wanted: Axes) -> int:
+    """The bytes that a device has of a leaf, less those that it would have were it cut over the wanted axes as well."""
+    held = nbytes(aval) // layout.count(sum(spec_of(spec), ()))
+    return held - held // layout.count(wanted)
 
 
 def _why(layout: Layout, i: int, given: Mapping[int, Placement]) -> str:

@@ -6,7 +6,6 @@ ZeRO stage 3 (Rajbhandari et al. 2020, section 5), with the dimension chosen per
 import math
 
 from ..program.ir import Value
-from ..program.sizes import nbytes
 from .layout import Axes, Layout
 
 SMALL = 2**14  # elements that are gathered at once: below, a gather costs more than the copy
@@ -58,8 +57,6 @@ def _dimension(layout: Layout, value: Value, axes: Axes) -> int | None:
 
 def _say_lost(layout: Layout, i: int, value: Value, axes: Axes) -> None:
     shape, n = layout.program.shapes[value], layout.count(axes)
-    held = nbytes(layout.program.avals[value]) // layout.count(sum(layout.at_rest(value), ()))
     layout.wanted[i] += axes
-    layout.lost[i] += held - held // n
     sizes = " x ".join(map(str, shape))
     layout.why[i].append(f"fsdp: no dimension of {sizes} divides by {'+'.join(axes)}={n}")

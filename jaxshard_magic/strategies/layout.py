@@ -73,7 +73,7 @@ class Layout:
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
     `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `fixed`: who
     placed a dimension at rest; `alone`: optimizer state that the user placed, which its parameter does not follow.
-    `names`, `why`, `wanted` and `lost` are kept per input.
+    `names`, `why` and `wanted` are kept per input.
     """
 
     program: Program
@@ -98,7 +98,6 @@ class Layout:
     alone: dict[Value, Placement] = field(default_factory=dict)
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
-    lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     findings: list[Finding] = field(default_factory=list)
 
     @property

@@ -19,7 +19,6 @@ from ..program.flow import by_alias
 from ..program.ir import Value
 from ..program.products import Product, products
 from ..program.roles import PARAMS
-from ..program.sizes import nbytes
 from .fsdp import SMALL
 from .layout import Axes, Layout
 
@@ -163,7 +162,6 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
         )
         return
     layout.wanted[i] += axes
-    layout.lost[i] += nbytes(layout.program.avals[value]) * (n - 1) // n
     sizes = " x ".join(map(str, shape))
     layout.why[i].append(f"tp: no dimension of {sizes} divides by {name}")
 

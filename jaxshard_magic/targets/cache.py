@@ -13,13 +13,14 @@ from typing import Any
 
 import platformdirs
 
-from ..files import close_to_others, own_folder, put_own
+from ..files import close_to_others, content, inflated, own_folder, put_own
 from ..packages import CUDA, TPU, installed
 from .built import Built, MemoryStats
 
 SIZE = 500_000_000  # bytes; what was used least recently goes first
 FORM = 1  # of what is kept
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error)
+_INFLATED = 4 * SIZE  # bytes of one of them as JSON
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError)
 
 
 def folder() -> Path:
@@ -38,7 +39,7 @@ def get(key: str) -> Built | None:
     """What was kept under a key; None where there is nothing, or nothing readable."""
     try:
         path = _compiled() / key
-        built = _built(json.loads(zlib.decompress(path.read_bytes())))
+        built = _built(json.loads(inflated(content(path, SIZE), _INFLATED)))
         os.utime(path)
     except (*_UNREADABLE, OSError):
         return None

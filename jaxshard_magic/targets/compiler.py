@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ShardError
+from ..temporary import Held, Unfinished
 from .built import Built
 from .worker import IDLE_S, Failed, Job
 
@@ -53,10 +54,10 @@ class Compiler:
         self.idle_s = idle_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._lifeline = -1
+        self._lifeline: Any = None  # a file; the process ends when it is closed
         self._log: Any = None
-        self._loading = False
-        self._lock = threading.Lock()
+        self._asked: Mapping[str, Any] | Job | None = None  # what it still has to answer
+        self._lock = threading.RLock()
 
     @property
     def pid(self) -> int | None:
@@ -65,11 +66,12 @@ class Compiler:
 
     def ready(self, topology: Mapping[str, Any]) -> None:
         """Start the process and let it load its compiler meanwhile."""
-        with self._lock:
+        with Held(self._lock):
             if not self._alive():
-                self._start()
-                self._send(dict(topology))
-                self._loading = True
+                with Unfinished(self.stop) as work:
+                    self._start()
+                    self._send(dict(topology))
+                    work.finished()
 
     def compile(self, job: Job, limit_s: float = LIMIT_S) -> Built | Failed:
         """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good; so it is
@@ -77,47 +79,48 @@ class Compiler:
 
         Raises `CompilerFailed` at the limit and where the process ends by itself, `ShardError` where it is given up.
         """
-        with self._lock:
-            if not self._alive():
-                self._start()
-            try:
-                if self._loading:
+        with Held(self._lock):
+            alive = self._alive()
+            with Unfinished(self.stop) as work:
+                if not alive:
+                    self._start()
+                if self._asked is not None:  # whether it is ready
                     self._answer(limit_s)
-                    self._loading = False
                 self._send(job)
-                return self._answer(limit_s)
-            except BaseException:
-                self.stop()
-                raise
+                answer = self._answer(limit_s)
+                work.finished()
+                return answer
 
     def stop(self) -> None:
         """End the process now, whatever it does."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, as ptxas, with it
-        process.wait()
-        if self._connection is not None:
-            self._connection.close()
-        os.close(self._lifeline)
-        self._log.close()
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, as ptxas, with it
+            process.wait()
+        for file in (self._connection, self._lifeline, self._log):
+            if file is not None and not file.closed:
+                file.close()
         atexit.unregister(self.stop)
+        self._process = self._asked = None
 
     def _alive(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            self.stop()
+        if self._process is None:
+            return False
+        if isinstance(self._asked, Job) or self._process.poll() is not None:
+            self.stop()  # what nobody waited for would be taken for the answer to the next job
         return self._process is not None
 
     def _start(self) -> None:
+        self.stop()  # what an interrupt has left of one that was not started
         self._connection, theirs = Pipe()
-        read, self._lifeline = os.pipe()
+        read, lifeline = os.pipe()
+        self._lifeline = os.fdopen(lifeline, "wb")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._loading = False
         paths = os.pathsep.join(p for p in (_ROOT, os.environ.get("PYTHONPATH")) if p)
         environment = {**os.environ, **self.environment, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
-        given = theirs.fileno(), read, self.idle_s
-        with theirs:
+        with theirs, os.fdopen(read, "rb"):
+            given = theirs.fileno(), read, self.idle_s
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, *map(str, given)],
                 env=environment,
@@ -127,11 +130,11 @@ class Compiler:
                 pass_fds=(theirs.fileno(), read),
                 start_new_session=True,  # Ctrl-C in a terminal is for the process that waits
             )
-        os.close(read)
         atexit.register(self.stop)
 
     def _send(self, what: Any) -> None:
         assert self._connection is not None
+        self._asked = what
         try:
             self._connection.send(what)
         except OSError as error:
@@ -149,7 +152,9 @@ class Compiler:
                         f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over "
                         "its layers compiles faster; %config ShardSession.compile_limit = SECONDS allows more"
                     )
-            return self._connection.recv()
+            answer = self._connection.recv()
+            self._asked = None
+            return answer
         except (EOFError, OSError) as error:
             raise self._ended() from error
 

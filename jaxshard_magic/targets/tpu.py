@@ -3,13 +3,13 @@
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ShardError
 from ..packages import companions, fits, install, installed
+from ..temporary import Joined, Replaced, item
 
 HOST = (2, 2, 1)  # the chips of one host, where a slice divides into such
 SINGLE_HOST = 8  # the most chips that one host has
@@ -81,16 +81,6 @@ def environment() -> dict[str, str]:
     }
 
 
-@contextmanager
-def variables(given: Mapping[str, str]) -> Iterator[None]:
+def variables(given: Mapping[str, str]) -> Joined:
     """Set in the environment of this process while the body runs."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return Joined(*(Replaced(item(os.environ, name), value) for name, value in given.items()))

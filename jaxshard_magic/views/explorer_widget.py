@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Dict, observe
 
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.temporary import Replaced, attribute
 from jaxshard_magic.views import explorer_payload as payload
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
 
@@ -91,14 +92,10 @@ class ExplorerView(LiveView):
 
     def _tell(self) -> None:
         """The explorer has changed."""
-        before, self._telling = self._telling, True
-        try:
-            with self.hold_sync():
-                for name, value in payload.state(self.explorer).items():
-                    if getattr(self, name) != value:
-                        setattr(self, name, value)
-        finally:
-            self._telling = before
+        with Replaced(attribute(self, "_telling"), True), self.hold_sync():
+            for name, value in payload.state(self.explorer).items():
+                if getattr(self, name) != value:
+                    setattr(self, name, value)
 
     @observe("axes", "strategy", "wishes")
     def _edited(self, _: Any) -> None:

@@ -4,6 +4,7 @@ of `units`."""
 import re
 from collections.abc import Iterable, Sequence
 
+from jaxshard_magic.errors import printable as printable
 from jaxshard_magic.report import Leaf
 from jaxshard_magic.report.parts import cut_of
 from jaxshard_magic.units import BYTE_UNITS as BYTE_UNITS
@@ -109,20 +110,6 @@ def device_text(ids: Sequence[int]) -> str:
     return f"{count_text(len(ids))} devices" if len(pieces) > 3 else "devices " + ", ".join(pieces)
 
 
-def printable(text: str) -> str:
-    """`text` on one line, control and formatting characters replaced, so that no name can move a cursor."""
-    if text.isprintable():
-        return text
-    return "".join(" " if c.isspace() and c not in _SPACES else c if _shows(c) else "\ufffd" for c in text)
-
-
 def printable_lines(code: str) -> str:
     """Code to paste, which may have several lines; of each what `printable` leaves."""
     return "\n".join(map(printable, code.splitlines()))
-
-
-_SPACES = f"\u00a0{SPACE}"
-
-
-def _shows(c: str) -> bool:
-    return c.isprintable() or c in _SPACES

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import ShardError, did_you_mean
+from ...temporary import Temporary
 from .constants import Constants, Unchanged
 from .names import bound, in_scope
 from .rehearsal import Stopped
@@ -27,7 +28,7 @@ class _Bind(Unchanged):
         return value if bind is None else bind(value)
 
 
-class Binding:
+class Binding(Temporary):
     """The place where `step` is bound, in `namespace` or inside functions of the cell. `shard(function)` makes what is
     put there.
 
@@ -42,6 +43,9 @@ class Binding:
         self._made: list[Any] = []
         self._plain: Any = None
         self._owned, self._runs = True, False
+        self._failed: bool | None = (
+            None  # whether what ran in the context did; None until it ends, or is interrupted
+        )
 
     @property
     def bound(self) -> bool:
@@ -71,8 +75,8 @@ class Binding:
         *path, name = self.step.path.split(".")
         own = getattr(self._reached(path), "__dict__", {}) if path else self._names
         self._owned, self._plain = name in own, own.get(name)
-        self._put(sharded)
         self._keep(sharded)
+        self._put(sharded)
 
     def bind_inside(self, value: Any) -> Any:
         """The sharded step for a function that one of the cell's binds; what is one, or can't be called, stays."""
@@ -103,14 +107,20 @@ class Binding:
             self._put(step)
         self._made = [step]
 
-    def __enter__(self) -> "Binding":
-        self._runs = True
-        return self
+    def begin(self) -> None:
+        self._runs, self._failed = True, None
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._runs = False
-        if kind is not None and not (issubclass(kind, KeyboardInterrupt) and self._ran):
+    def end(self) -> None:
+        if self._runs and (self._failed or (self._failed is None and not self._ran)):
             self.undo()
+        self._runs = False
+
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> bool:
+        if kind is None:
+            self._failed = False
+        elif not issubclass(kind, KeyboardInterrupt):
+            self._failed = True
+        super().__exit__(kind, *error)
         return kind is Stopped
 
     @property

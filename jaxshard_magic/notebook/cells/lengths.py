@@ -2,11 +2,12 @@
 
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
+
+from ...temporary import Joined, Replaced, attribute
 
 # What a `__len__` that has no answer raises. The loop itself never asks for it, so none of these is the cell's.
 _NO_LENGTH = (
@@ -76,14 +77,9 @@ class Lengths:
         self._runs: list[Run] = []
         self._unknown = False
 
-    @contextmanager
-    def counting(self, calls: Callable[[], int]) -> Iterator[None]:
+    def counting(self, calls: Callable[[], int]) -> Joined:
         """Loops that are entered meanwhile are followed; `calls()` is how often the step was called."""
-        self._calls = calls
-        try:
-            yield
-        finally:
-            self._calls, self._runs = None, []
+        return Joined(Replaced(attribute(self, "_runs"), []), Replaced(attribute(self, "_calls"), calls))
 
     def enter(self, loop: Loop, iterable: Any, passes: int | None, frame: types.FrameType | None) -> Any:
         """What `loop`, which begins in `frame`, is to iterate over instead; while nothing is counted `iterable` itself.

@@ -1,7 +1,9 @@
 """A traceback as the user's own cell would give it."""
 
+import inspect
 import sysconfig
 import types
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 _PACKAGE = str(Path(__file__).parents[2])
 _OF_CALLBACKS = str(Path(_PACKAGE) / "program" / "callbacks.py")  # raises what functions of the user's raised
 _DRAW = "_render_traceback_"  # what IPython calls, where an error has it
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
 
 
@@ -19,11 +22,13 @@ def own_lines(traceback: types.TracebackType | None) -> types.TracebackType | No
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    last = max((at for at, frame in enumerate(frames) if _is_users(frame)), default=-1)
-    kept, raised_here = None, bool(frames) and is_ours(frames[-1]) and _file(frames[-1]) != _OF_CALLBACKS
+    last = max((at for at, frame in enumerate(frames) if _is_users(frame.tb_frame)), default=-1)
+    inner = frames[-1].tb_frame.f_code.co_filename if frames else ""
+    kept, raised_here = None, inner.startswith(_PACKAGE) and inner != _OF_CALLBACKS
     for at, frame in reversed(list(enumerate(frames))):
         if (raised_here and at > last) or not is_ours(frame):
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
     return kept
 
 
@@ -44,21 +49,58 @@ def drawn_as_line(error: BaseException) -> None:
 
 
 def let_go(error: BaseException) -> None:
-    """Undo `drawn_alone` and `drawn_as_line`."""
-    getattr(error, "__dict__", {}).pop(_DRAW, None)
+    """Undo `drawn_alone` and `drawn_as_line`, and have our functions, and those of libraries that they called, hold
+    nothing any more: Python and IPython keep the last error, which would keep a step's arguments on the devices."""
+    for each in _chain(error):
+        getattr(each, "__dict__", {}).pop(_DRAW, None)
+        in_ours = False
+        for frame in _frames(each.__traceback__):
+            in_ours |= _is_ours(frame)
+            waits = frame.f_code.co_flags & _SUSPENDED  # maybe, and clearing it would end it
+            if in_ours and not waits and not _is_users(frame):
+                with suppress(RuntimeError):  # it runs still
+                    frame.clear()
+                    _ = frame.f_locals  # renewed: up to Python 3.12 a copy, which IPython has had made
+
+
+def _frames(traceback: types.TracebackType | None) -> list[types.FrameType]:
+    """The functions of a traceback, the outermost first, and those that called them: `own_lines` leaves some out, which
+    the others keep alive."""
+    found: dict[types.FrameType, None] = {}
+    while traceback is not None:
+        frame: types.FrameType | None = traceback.tb_frame
+        callers: list[types.FrameType] = []
+        while frame is not None and frame not in found:
+            callers.append(frame)
+            frame = frame.f_back
+        found |= dict.fromkeys(reversed(callers))
+        traceback = traceback.tb_next
+    return [*found]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, those that it was raised from or while they were handled, and those of a group, each once."""
+    todo, seen = [error], set[int]()
+    while todo:
+        each = todo.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            inner = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            todo += [other for other in (each.__cause__, each.__context__, *inner) if other is not None]
 
 
 def is_ours(traceback: types.TracebackType) -> bool:
     """Is this a frame of the package?"""
-    return _file(traceback).startswith(_PACKAGE)
+    return _is_ours(traceback.tb_frame)
 
 
-def _file(traceback: types.TracebackType) -> str:
-    return traceback.tb_frame.f_code.co_filename
+def _is_ours(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)
 
 
-def _is_users(traceback: types.TracebackType) -> bool:
-    file = _file(traceback)
+def _is_users(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
     return not file.startswith(_NOT_THE_USERS) and not {"site-packages", "dist-packages"} & set(
         Path(file).parts
     )

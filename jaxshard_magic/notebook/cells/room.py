@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 
+from ... import temporary
 from ...errors import ShardError
+from ...temporary import Held, Replaced, Temporary, handler
 from ...units import byte_text
 
 GIB = 2**30
@@ -23,6 +25,10 @@ _SIGNAL: Any = getattr(
 )  # raised inside Python alone, for the handler that it finds there
 EVERY, AGAIN = 0.05, 0.25  # seconds between looks, and from one interrupt to the next where code swallowed it
 
+_ENDING = (
+    __file__,
+    str(Path(temporary.__file__).parent),
+)  # whose functions end it, or other changes of the cell's
 _CGROUP = Path("/sys/fs/cgroup")
 _FIX = "state = jax.eval_shape(init, key)"
 
@@ -40,7 +46,7 @@ class Full(BaseException):
     """Ends the cell; no `except Exception` of the user's is to catch it."""
 
 
-class Room:
+class Room(Temporary):
     """A context that ends what runs in it with a `ShardError` before the memory is full.
 
     It ends once less than `least` bytes, or `share` of all, are free and this process has grown by `grown` bytes.
@@ -60,33 +66,33 @@ class Room:
     ):
         self._say, self._least, self._share, self._grown, self._every = say, least, share, grown, every
         self._read = read or memory
-        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._ended, self._lock = threading.Event(), threading.RLock()
         self._message: str | None = None
-        self._before: Any = None
-        self._thread = threading.Thread(target=self._watch, name="jaxshard room", daemon=True)
-        self._watches = _SIGNAL is not None and threading.current_thread() is threading.main_thread()
+        self._handling: Replaced | None = None
+        if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+            self._handling = Replaced(handler(_SIGNAL), self._arrived)
 
-    def __enter__(self) -> "Room":
-        if self._watches:
+    def begin(self) -> None:
+        if self._handling is not None:
             self._start = self._read()
-            self._before = signal.signal(_SIGNAL, self._arrived)
-            self._thread.start()
-        return self
+            self._handling.begin()
+            threading.Thread(target=self._watch, name="jaxshard room", daemon=True).start()
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        if self._watches:
-            with self._lock:
+    def end(self) -> None:
+        if self._handling is not None:
+            with Held(self._lock):
                 self._ended.set()
-            signal.signal(_SIGNAL, self._before or signal.SIG_DFL)
+            self._handling.end()
+
+    def __exit__(self, kind: type | None = None, *error: object) -> None:
+        super().__exit__(kind, *error)
         if kind is not None and issubclass(kind, Full):
             raise ShardError(self._message or "", fix=_FIX) from None
 
     def _arrived(self, number: int, frame: types.FrameType | None) -> None:
         """The main thread is told; what it does may be the end of the cell itself, which needs no ending."""
         while frame is not None:
-            if frame.f_code.co_filename == __file__:
+            if frame.f_code.co_filename.startswith(_ENDING):
                 return
             frame = frame.f_back
         raise Full
@@ -101,7 +107,7 @@ class Room:
                 self._message = self._told(now)
                 if self._say is not None:
                     self._say(self._message)
-            with self._lock:
+            with Held(self._lock):
                 if not self._ended.is_set():
                     _thread.interrupt_main(_SIGNAL)
             wait = AGAIN

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, Protocol, TextIO
 
+from ...temporary import Held, Temporary
+
 _TEXT = "font-variant-numeric: tabular-nums"
 _ROOM = "width: 320px; max-width: 100%; height: 4px; margin: 3px 0; background: rgba(127, 127, 127, .25)"
 _DONE = "height: 100%; background: currentColor; opacity: .6"
@@ -52,7 +54,7 @@ def _bar(share: float) -> str:
     return f'<div {what} style="{_ROOM}"><div style="{_DONE}; width: {percent}%"></div></div>'
 
 
-class TerminalLine:
+class TerminalLine(Temporary):
     """The terminal's last row. As a context it makes way for what the cell itself writes there.
 
     A row that the cell has begun and not ended is the cell's: a progress bar of its own keeps it.
@@ -62,10 +64,10 @@ class TerminalLine:
         self._terminal = terminal
         self._shown, self._taken = False, False
         self._lock = threading.RLock()
-        self._streams: dict[str, tuple[TextIO, _Beside]] = {}
+        self._streams: dict[str, _Beside] = {}
 
     def __call__(self, line: str, share: float | None = None) -> None:
-        with self._lock:
+        with Held(self._lock):
             if self._taken or not (line or self._shown):
                 return
             self._terminal.write(CLEAR + line[: shutil.get_terminal_size().columns - 1])
@@ -74,7 +76,7 @@ class TerminalLine:
 
     def write(self, stream: TextIO, text: str) -> int:
         """Write the cell's `text` to its stream."""
-        with self._lock:
+        with Held(self._lock):
             if self._shown:
                 self("")
             written = stream.write(text)
@@ -82,18 +84,17 @@ class TerminalLine:
                 self._taken = not text.endswith("\n")
             return written
 
-    def __enter__(self) -> "TerminalLine":
+    def begin(self) -> None:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if stream.isatty():
-                self._streams[name] = stream, _Beside(stream, self)
-                setattr(sys, name, self._streams[name][1])
-        return self
+            if name not in self._streams and stream.isatty():
+                self._streams[name] = _Beside(stream, self)
+                setattr(sys, name, self._streams[name])
 
-    def __exit__(self, *_: object) -> None:
-        for name, (stream, beside) in self._streams.items():
+    def end(self) -> None:
+        for name, beside in self._streams.items():
             if getattr(sys, name) is beside:  # else the cell has put another one there, and wants it
-                setattr(sys, name, stream)
+                setattr(sys, name, beside.stream)
         self._streams.clear()
 
 
@@ -101,14 +102,14 @@ class _Beside:
     """A stream that shares its terminal with a line."""
 
     def __init__(self, stream: TextIO, line: TerminalLine):
-        self._stream, self._line = stream, line
+        self.stream, self._line = stream, line
 
     def write(self, text: str) -> int:
-        return self._line.write(self._stream, text)
+        return self._line.write(self.stream, text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)

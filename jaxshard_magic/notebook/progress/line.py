@@ -2,10 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from ...temporary import Held, Replaced, Temporary, attribute
 from ...units import seconds_text
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class View(Protocol):
     def __call__(self, line: str, share: float | None) -> None: ...
 
 
-class Progress:
+class Progress(Temporary):
     """A context in which calling it with `"compiling for 8 devices"` shows that line and its seconds.
 
     `draw` is called with the line, and with "" to clear it; None shows nothing. A thread keeps the seconds
@@ -40,36 +39,31 @@ class Progress:
         self._doing, self._since = "", 0.0
         self._training: Training | None = None
         self._view: View | None = None
-        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._ended, self._lock = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._run, args=(draw,), name="jaxshard progress", daemon=True)
-        self._drawing = ExitStack()
 
     def __call__(self, doing: str) -> None:
-        with self._lock:
+        with Held(self._lock):
             self._doing, self._since = doing, time.perf_counter()
 
-    @contextmanager
-    def following(self, training: "Training", view: "View | None" = None) -> Iterator[None]:
+    def following(self, training: "Training", view: "View | None" = None) -> Replaced:
         """While nothing else is to be waited for, the line tells how far `training` has come; so does `view` once that
         is shown, and then the line does not."""
-        self._training, self._view = training, view
-        try:
-            yield
-        finally:
-            self._training = None
+        self._view = view
+        return Replaced(attribute(self, "_training"), training)
 
-    def __enter__(self) -> "Progress":
-        if isinstance(self._draw, AbstractContextManager):
-            self._drawing.enter_context(self._draw)
+    def begin(self) -> None:
+        if isinstance(self._draw, Temporary):
+            self._draw.begin()
         if self._draw is not None:
             self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         self._ended.set()
-        with self._drawing:
-            if self._draw is not None:
-                self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        if isinstance(self._draw, Temporary):
+            self._draw.end()
 
     def _run(self, draw: "Draw") -> None:
         shown, at = "", 0.0
@@ -94,7 +88,7 @@ class Progress:
         return f"{took}; interrupting stops it, and your variables stay as they are"
 
     def _line(self, now: float) -> tuple[str, float | None]:
-        with self._lock:
+        with Held(self._lock):
             doing, seconds, training = self._doing, now - self._since, self._training
         share = None
         if not doing:
