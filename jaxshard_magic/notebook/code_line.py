@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cell_files import is_cell_file
 from ..errors import ShardError
+from ..introspect import attribute, is_iterator
 from ..places import cell_name
 from ..report.written import place_for
 from . import cells
@@ -111,8 +112,8 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
 def _is_drawn_from(value: Any) -> bool:
     """Does an object give something else at each time: a generator of random numbers or keys or a method of one, an
     iterator?"""
-    owner = getattr(value, "__self__", value)
-    return hasattr(owner, "__next__") or type(owner).__name__ in (
+    owner = attribute(value, "__self__", value)
+    return is_iterator(owner) or type(owner).__name__ in (
         "Rngs",
         "Generator",
         "RandomState",

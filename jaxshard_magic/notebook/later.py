@@ -4,14 +4,16 @@
 """
 
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from ..places import place
 from . import cells
 from .session import ShardSession
 
 if TYPE_CHECKING:
     from ..step import ShardedStep, Watch
+    from ..step.rejit import Rejits
 
 
 class Later:
@@ -21,12 +23,22 @@ class Later:
         self._shell, self._session = shell, session
         self._watch: Watch | None = None  # of the cell that runs
         self._showing = ExitStack()
+        self._calls = 0  # of the step before the cell that runs
+
+    @cached_property
+    def rejits(self) -> "Rejits":
+        """A context in which a jit of a sharded step is sharded."""
+        from ..step.rejit import Rejits
+
+        return Rejits()
 
     def begin(self, _info: Any) -> None:
         """IPython calls it before a cell runs."""
         self._leave()  # a cell that runs this one
         step = self._step
         if step is not None:
+            self.rejits.__enter__()
+            self._calls, step.traced_at = step.calls, None
             step.loops.begin()
             self.follow(step)
 
@@ -35,8 +47,11 @@ class Later:
         told afterwards. Stopping the kernel ends the wait and nothing else."""
         step = self._step
         if step is not None:
+            self.rejits.__exit__()
             with suppress(KeyboardInterrupt):
                 step.loops.settle()
+            if step.traced_at is not None and step.calls == self._calls:
+                print(traced_inside(step.path or step.name, step.traced_at))
         self._leave()
 
     @property
@@ -77,3 +92,12 @@ class Later:
                     watch.look(everything=True)
                 finally:
                     watch.leave()
+
+
+def traced_inside(path: str, at: tuple[str, int]) -> str:
+    """What is told of a step that was called while JAX traced another function, by the user's line that did so."""
+    where = f" ({place(*at)})" if at[0] else ""
+    return (
+        f"{path} ran unsharded, as another function called it{where} that is jitted or differentiates it: bind that "
+        "one to a name and say it with --step"
+    )

@@ -7,26 +7,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, TypeVar
 
+import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 from jax.extend.core import JaxprEqn
 
+from ..errors import ShardError
 from ..places import place
 
+_config: Any = jax.config
 _OURS = str(Path(__file__).resolve().parents[1])
+_Function = TypeVar("_Function", bound=FunctionType)
+_calling: set[CodeType] = set()
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
 __all__ = [
     "Calls",
+    "calls_users_code",
     "is_ours",
     "is_users",
+    "is_users_class",
     "lines_kept",
     "user_context",
     "users_frame",
     "users_line",
+    "users_lines_alone",
     "users_place",
 ]
 
@@ -84,6 +92,13 @@ def is_users(file: str) -> bool:
     return not any(file.startswith(place) for place in _library_places())
 
 
+def is_users_class(cls: type) -> bool:
+    """Return whether a class is defined in a file of the user's, or in a notebook."""
+    root = cls.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return is_users(file) if file else root not in sys.stdlib_module_names or root == "__main__"
+
+
 def users_line(eqn: JaxprEqn) -> str | None:
     """The innermost line of the user's own that an equation comes from; None where none is known."""
     found = users_place(eqn)
@@ -108,6 +123,42 @@ def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:
         in_ours |= is_ours(file)
         frame = frame.f_back
     return in_ours, None
+
+
+def calls_users_code(function: _Function) -> _Function:
+    """Mark a function of ours that calls the user's: what is raised in its own line, as where an argument lacks, is the
+    user's error."""
+    _calling.add(function.__code__)
+    return function
+
+
+def users_lines_alone(error: BaseException) -> None:
+    """Take our frames out of the tracebacks of an error and of those behind it, as JAX does with its own; all stay
+    where `jax_traceback_filtering` is off. Where we raised it ourselves, and not to tell the user something, those
+    below the user's last line stay."""
+    if _config.jax_traceback_filtering == "off":
+        return
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = _without_ours(error.__traceback__, whole=isinstance(error, ShardError))
+        error = error.__cause__ or error.__context__  # pyright: ignore[reportAssignmentType]
+
+
+def _without_ours(traceback: TracebackType | None, *, whole: bool) -> TracebackType | None:
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    last = max((at for at, file in enumerate(files) if is_users(file)), default=-1)
+    raised = frames[-1].tb_frame.f_code if frames else None
+    stays = raised is not None and is_ours(files[-1]) and not (whole or raised in _calling)
+    kept = None
+    for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
+        if not is_ours(file) or (stays and at > last):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
 
 
 @cache

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
+from ..places import place
 from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
@@ -21,6 +21,8 @@ from ..program.looked_up import lookups_sorted, may_look_up
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
+from ..program.python_state import traced_as_each_call
+from ..program.settings import refuse_disabled
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
@@ -28,8 +30,7 @@ from ..strategies import spread
 
 SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
 BY_SORTING = "experts-looked-up"  # and of matrices that tokens look up
-
-_config: Any = jax.config
+ONCE = "runs-once"  # and of what Python does in a step beside computing
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TracedCall:
         left_out: the lines of these.
         loops: those over experts.
         looked_up: the lines that look up a matrix for each token, which is sorted by them.
+        effects: what a step that is not jitted does when it is traced alone, in words with its line.
     """
 
     traced: Traced
@@ -55,6 +57,7 @@ class TracedCall:
     left_out: tuple[str, ...] = ()
     loops: Loops = NONE
     looked_up: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -81,6 +84,12 @@ class TracedCall:
                 "but for how products are rounded."
             )
             found = (Finding(BY_SORTING, "info", message), *found)
+        if self.effects:
+            message = (
+                f"The step {'; '.join(self.effects)}: that is done when it is traced, and not in every call. "
+                "jax.debug.print prints in every call; time and write around the call."
+            )
+            found = (Finding(ONCE, "info", message), *found)
         if not self.left_out:
             return found
         lines = ", ".join(self.left_out)
@@ -130,11 +139,7 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
     name, mapped, avals = peeled.step.name, None, specs(peeled.leaves)
-    if _config.jax_disable_jit:
-        raise ShardError(
-            f"jax_disable_jit is set, under which JAX compiles nothing, and {name} sharded is a compiled program: "
-            "jax.config.update('jax_disable_jit', False), or run the cell without %%shard"
-        )
+    refuse_disabled(name)
     if request.per_device:
         _has_place(name, request.gradients)
         mapped = spread(peeled, request)
@@ -152,7 +157,17 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
         traced = with_plain_gradients(captured, mapped)
     else:
         traced, result = _traced(peeled, avals, mapped)
-    return TracedCall(traced if mapped is None else mapped.traced(traced, result), result, captured, mapped)
+    state = peeled.state
+    effects = (
+        [f"{what} ({place(*where)})" for what, where in state.effects.items()] if state is not None else []
+    )
+    return TracedCall(
+        traced if mapped is None else mapped.traced(traced, result),
+        result,
+        captured,
+        mapped,
+        effects=tuple(effects),
+    )
 
 
 def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
@@ -257,9 +272,11 @@ def _traced(
         results.append(result)
         return outs, paths
 
-    with explained(peeled.step.name), on_a_device(mapped), users_own():
-        traced = trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
-    return traced, results[-1]
+    def once() -> Traced:
+        with explained(peeled.step.name), on_a_device(mapped), users_own():
+            return trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
+
+    return traced_as_each_call(once, peeled.state, peeled.step.name), results[-1]
 
 
 def _has_place(name: str, options: GradientOptions) -> None:

@@ -37,7 +37,9 @@ class _Cell:
 
     def __init__(self, tree: ast.Module, namespace: Mapping[str, Any]):
         self._namespace, self._bound = namespace, bound(tree)
-        self._names, self._doing = Text(tree, Held(namespace), ()), Doing()
+        held = Held(namespace)
+        self._names, self._doing = Text(tree, held, ()), Doing()
+        held.cell = self._names
         self._runs, self._later = Running(), Running()
         self._runs.run(self._names, tree.body)
         for function in self._names.functions(depth=1):
@@ -68,6 +70,9 @@ class _Cell:
             raise ShardError(f"--step {path}: this cell has {one_of(fulls)}; say which: --step {fulls[0]}")
         if found:
             return self._place(found)
+        ran = [f for f in self._runs.called if f.place is not None and path in _names_of(f.place)]
+        if ran and path.partition(".")[0] not in self._bound:
+            return self._place(ran[:1])
         root, dot, _ = path.partition(".")
         here = root in self._bound or path in self._bound
         if not here and root not in self._namespace:

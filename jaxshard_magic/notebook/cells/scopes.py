@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from ...introspect import is_a
 from .assigned import DEFS, Imported, bindings, parameters
 from .names import called, is_jitted, mentioned, owner_of, plain_function, written_here
 from .texts import class_definition_of, definition_of, functions_of
@@ -134,6 +135,10 @@ class Text(Names):
             self._known[name] = value
         return self._known[name]
 
+    def binds(self, name: str) -> bool:
+        """Whether the code gives the name a value."""
+        return name in self._bound
+
     def give(self, parameter: str, value: Value) -> None:
         """Say what a parameter is, where that is not known."""
         if self._given.get(parameter) is None:
@@ -189,7 +194,9 @@ class Text(Names):
 
 
 class Held(Names):
-    """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before."""
+    """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before. `cell`
+    are those of the cell that is about to run, once they are known: a name that it binds is the cell's, for functions
+    of earlier cells too."""
 
     def __init__(
         self,
@@ -199,6 +206,7 @@ class Held(Names):
     ):
         self._namespace, self._function = namespace, function
         self._known = {} if known is None else known
+        self.cell: Text | None = None
         self.around = "" if function is None else function.__qualname__.replace(".<locals>", "")
 
     def lookup(self, name: str) -> Value:
@@ -208,9 +216,11 @@ class Held(Names):
         if name in function.__code__.co_freevars:
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             return None if cells[name] == types.CellType() else self.held(cells[name].cell_contents, None)
-        value = function.__globals__.get(name)
-        home = None if self._namespace.get(name) is value else function.__globals__
-        return self.held(value, Step(name, False, home=home))
+        here = function.__globals__ is self._namespace
+        if here and self.cell is not None and self.cell.binds(name):
+            return self.cell.lookup(name)
+        home = None if here else function.__globals__
+        return self.held(function.__globals__.get(name), Step(name, False, home=home))
 
     def held(self, value: Any, place: Step | None, of: Object | None = None) -> Value:
         key = id(value), place
@@ -222,7 +232,7 @@ class Held(Names):
     def _told(self, value: Any, place: Step | None, of: Object | None) -> Value:
         if value is None:
             return None
-        if isinstance(value, type):
+        if is_a(value, type):
             node = class_definition_of(value) if written_here(value) else None
             return node and Class(node, self._seen_by(*functions_of(value)), None, place)
         function = plain_function(value) if callable(value) else None
@@ -237,7 +247,7 @@ class Held(Names):
             place,
             jitted=is_jitted(value),
             node=node,
-            known=(names, function),
+            known=(names, function, of),
             around=names.around.rpartition(".")[0] if place is None else "",
             method=of is not None,
         )
@@ -247,7 +257,11 @@ class Held(Names):
         return replace(told, parts=self.defined(node, place, names.within(node, None, given)).parts)
 
     def _seen_by(self, *functions: types.FunctionType) -> "Held":
-        return Held(self._namespace, functions[0], self._known) if functions else self
+        if not functions:
+            return self
+        seen = Held(self._namespace, functions[0], self._known)
+        seen.cell = self.cell
+        return seen
 
 
 def _wrapper(node: ast.expr) -> set[str]:
