@@ -249,7 +249,7 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
         return True  # what it would have done was done before
     if not (binding.bound or binding.step.inside):
         raise ShardError(f"the cell ended without binding {binding.step.path}")
-    if (traced_at := binding.traced_at) is not None and step.calls == 0:
+    if (traced_at := binding.take_traced_at()) is not None and step.calls == 0:
         print(traced_inside(this.path, traced_at))
         return False
     if this.not_called is not None and (step is None or step.calls == 0):
