@@ -61,8 +61,11 @@ def is_a(obj: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def named_as(obj: Any, function: Any) -> None:
-    """Give an object the name and the documentation of a function, or of what a method calls."""
+    """Give an object the name, the documentation and the attributes of a function, of a jit of one, or of what a method
+    calls. Objects with a `__call__` of their own keep theirs."""
     named = attribute(function, "__func__", function)
+    if is_a(named, types.FunctionType) or attribute(named, "__wrapped__") is not None:
+        vars(obj).update(own_dict(named))
     for name in functools.WRAPPER_ASSIGNMENTS:
         if (value := attribute(named, name)) is not None:
             setattr(obj, name, value)

@@ -1,5 +1,6 @@
 """A trainer that jits a method of its own trains sharded, in the cell and in later ones; other jits are as ever."""
 
+import sys
 import types
 
 import jax
@@ -65,6 +66,67 @@ def test_a_trainer_of_a_module_is_found_without_its_name_and_without_its_text(gi
     given.run("exec(compile(source, 'library.py', 'exec'), library.__dict__)\ntrainer = library.Trainer()")
     report = given.run("%%shard fsdp" + USE)
     assert (report.name, report.timing.calls) == ("trainer._train_step", 3) and sharded(given)
+
+
+LIBRARY = """
+import functools, jax.numpy as jnp, optax
+from flax import nnx
+class Trainer:
+    def __init__(self):
+        self.model = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+        self.optimizer = nnx.Optimizer(self.model, optax.sgd(0.1), wrt=nnx.Param)
+        self.jitted = None
+    def _train_step(self, model, optimizer, batch):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(batch["x"]) - batch["y"]) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+    def create_step(self):
+        return self._train_step
+    def jit_step(self, skip, cache):
+        step = self.create_step()
+        if skip:
+            return functools.partial(step, self.model, self.optimizer)
+        if self.jitted is None:
+            self.jitted = nnx.jit(step, donate_argnames=("optimizer",))
+            def bound(f, *args):
+                return functools.partial(nnx.cached_partial(f, *args)) if cache else functools.partial(f, *args)
+            self.jitted = bound(self.jitted, self.model, self.optimizer)
+        return self.jitted
+    def train(self, batches, skip=False, cache=True):
+        train_step = self.jit_step(skip, cache)
+        if not skip:
+            train_step.func.jitted_fn._cache_size()
+        for batch in batches:
+            loss = train_step(batch)
+        return loss
+"""
+
+
+@pytest.mark.parametrize("how", ["", "cache=False", "skip=True"])
+@pytest.mark.parametrize("line", ["", " --step trainer._train_step"])
+def test_a_trainer_of_an_installed_library_runs_sharded(given, plain, tmp_path, monkeypatch, how, line):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "library_of_trainers.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "library_of_trainers", raising=False)
+    given.run("import library_of_trainers\ntrainer = library_of_trainers.Trainer()")
+    report = given.run(f"%%shard dp{line}\nloss = trainer.train([batch] * 3, {how})")
+    assert (report.name, report.timing.calls) == ("trainer._train_step", 3) and sharded(given)
+    assert jnp.allclose(given["loss"], plain, rtol=1e-5)
+
+
+def test_what_jax_traced_whole_is_told_by_the_name_that_shards_it(given, capsys):
+    source = TRAINER.format(early="pass", late=PARTIAL.format("nnx.jit")).replace(
+        "lambda m: jnp.mean", "lambda m: loss_of"
+    )
+    loss = "\ndef loss_of(x): return jnp.mean(x)\ntrainer = Trainer()"
+    given.run(source)
+    assert given.run("%%shard dp --step loss_of" + loss + USE) is None
+    assert "--step trainer._train_step shards that" in capsys.readouterr().out
+    given.run("trainer = Trainer()")
+    given.run("%%shard dp --step trainer._train_step" + USE)
+    assert sharded(given)
 
 
 def test_a_later_cell_that_jits_it_runs_sharded(given):

@@ -12,6 +12,9 @@ from . import cells
 from .session import ShardSession
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..program.lines import Within
     from ..step import ShardedStep, Watch
     from ..step.rejit import Rejits
 
@@ -38,7 +41,7 @@ class Later:
         step = self._step
         if step is not None:
             self.rejits.__enter__()
-            self._calls, step.traced_at = step.calls, None
+            self._calls, step.traced_within = step.calls, None
             step.loops.begin()
             self.follow(step)
 
@@ -50,8 +53,9 @@ class Later:
             self.rejits.__exit__()
             with suppress(KeyboardInterrupt):
                 step.loops.settle()
-            if step.traced_at is not None and step.calls == self._calls:
-                print(traced_inside(step.path or step.name, step.traced_at))
+            if step.traced_within is not None and step.calls == self._calls:
+                print(ran_within(step.path or step.name, step.traced_within, self._shell.user_ns))
+            step.traced_within = None
         self._leave()
 
     @property
@@ -94,9 +98,14 @@ class Later:
                     watch.leave()
 
 
-def traced_inside(path: str, at: tuple[str, int]) -> str:
-    """What is told of a step that was called while JAX traced another function, by the user's line that did so."""
-    where = f" ({place(*at)})" if at[0] else ""
+def ran_within(path: str, within: "Within", namespace: "Mapping[str, Any]") -> str:
+    """What is told of a step that was called while JAX traced another function, and the name of that one, where the
+    notebook has one."""
+    where = f" ({place(within.file, within.line)})" if within.file else ""
+    names = [name for name, value in namespace.items() if value is within.owner and not name.startswith("_")]
+    named = f"{names[0]}.{within.function}" if names and within.owner is not None else within.function
+    if named is not None and named.partition(".")[0] in namespace and named != path:
+        return f"{path} ran unsharded{where}, as a part of {named}, which JAX traced whole: --step {named} shards that"
     return (
         f"{path} ran unsharded, as another function called it{where} that is jitted or differentiates it: bind that "
         "one to a name and say it with --step"

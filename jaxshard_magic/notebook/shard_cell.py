@@ -11,7 +11,7 @@ from ..errors import ShardError
 from ..introspect import is_method
 from . import cells
 from .displays import say
-from .later import traced_inside
+from .later import ran_within
 from .options import Options, parse, with_strategy
 from .progress import Draw, Progress, line_for
 
@@ -249,8 +249,8 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
         return True  # what it would have done was done before
     if not (binding.bound or binding.step.inside):
         raise ShardError(f"the cell ended without binding {binding.step.path}")
-    if (traced_at := binding.take_traced_at()) is not None and step.calls == 0:
-        print(traced_inside(this.path, traced_at))
+    if (within := binding.take_within()) is not None and step.calls == 0:
+        print(ran_within(this.path, within, this.shell.user_ns))
         return False
     if this.not_called is not None and (step is None or step.calls == 0):
         if options.dry_run:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
@@ -21,6 +21,8 @@ from ..places import place
 _config: Any = jax.config
 _OURS = str(Path(__file__).resolve().parents[1])
 _Function = TypeVar("_Function", bound=FunctionType)
+_TRACING = {"jax", "jaxlib", "flax", "equinox"}
+_BETWEEN = {*_TRACING, "optax", "contextlib", "functools", __name__.partition(".")[0]}
 _calling: set[CodeType] = set()
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
@@ -31,6 +33,7 @@ __all__ = [
     "is_users",
     "is_users_class",
     "lines_kept",
+    "traced_within",
     "user_context",
     "users_frame",
     "users_line",
@@ -123,6 +126,36 @@ def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:
         in_ours |= is_ours(file)
         frame = frame.f_back
     return in_ours, None
+
+
+class Within(NamedTuple):
+    """Where a step was called while JAX traced another function: the user's line, and that function by its name and,
+    of a method, its object; None where it is not known."""
+
+    file: str
+    line: int
+    function: str | None
+    owner: Any
+
+
+def traced_within(frame: FrameType | None) -> Within:
+    """Tell of a stack from its innermost frame what JAX traces: the function of the user's, or of a library built on
+    JAX, that JAX itself called first."""
+    _, at = users_frame(frame)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    roots = [str(each.f_globals.get("__name__")).partition(".")[0] for each in reversed(frames)]
+    first = next((n for n, root in enumerate(roots) if root in _TRACING), len(roots))
+    inside = enumerate(zip(reversed(frames), roots, strict=True))
+    traced = next((f for n, (f, root) in inside if n > first and root not in _BETWEEN), None)
+    file, line = at or ("", 0)
+    if traced is None:
+        return Within(file, line, None, None)
+    code = traced.f_code
+    owner = traced.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return Within(file, line, code.co_name, owner)
 
 
 def calls_users_code(function: _Function) -> _Function:

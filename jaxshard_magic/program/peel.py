@@ -212,7 +212,7 @@ def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled
     array_places = tuple(i for i, x in enumerate(leaves) if _is_traced(x, step))
     held = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
     if held:
-        refuse(step, held, lambda: [path_name(path) for path in _named_paths(step, positions, arguments)])
+        refuse(step, held, lambda: [path_name(p) for p in _named_paths(step, positions, arguments)], is_node)
     nodes = None
     if node_places:
         paths = _named_paths(step, positions, arguments)

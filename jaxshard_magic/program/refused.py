@@ -29,8 +29,14 @@ def static_key(value: Any, step: Step, name: int | str) -> Hashable:
     return held_key(value)
 
 
-def refuse(step: Step, held: Mapping[int, Any], paths: Callable[[], Sequence[str]]) -> None:
-    """Raise ShardError for the first of the leaves `held` that can be neither traced nor held. `paths()` names all."""
+def refuse(
+    step: Step,
+    held: Mapping[int, Any],
+    paths: Callable[[], Sequence[str]],
+    is_node: Callable[[Any], bool],
+) -> None:
+    """Raise ShardError for the first of the leaves `held` that can be neither traced nor held. `paths()` names all;
+    `is_node` says whether an object is of NNX, which a trainer may keep and hand to its step."""
     for i, value in held.items():
         kind = type(value).__name__
         if is_a(value, np.ndarray):
@@ -49,7 +55,7 @@ def refuse(step: Step, held: Mapping[int, Any], paths: Callable[[], Sequence[str
                 f"{step.name}: {paths()[i]} is a {kind}, and a compiled step would draw the same from it in every "
                 "call; draw outside and pass the numbers, or pass a key and use jax.random"
             )
-        if holds_arrays(value):
+        if holds_arrays(value, is_node):
             raise ShardError(
                 f"{step.name}: {paths()[i]} is a {kind}, which jax does not know as a pytree, so that its "
                 "arrays can't be sharded; register it, or pass its arrays",
@@ -64,8 +70,9 @@ def refuse(step: Step, held: Mapping[int, Any], paths: Callable[[], Sequence[str
             ) from None
 
 
-def holds_arrays(value: Any) -> bool:
-    """Return whether an object that is no pytree has arrays among its attributes."""
+def holds_arrays(value: Any, is_node: Callable[[Any], bool] = lambda _: False) -> bool:
+    """Return whether an object that is no pytree has arrays among its attributes, those of NNX objects aside."""
     if is_a(value, (type, types.ModuleType)) or (callable(value) and not is_dataclass(type(value))):
         return False
-    return any(is_a(x, _ARRAYS) for x in jax.tree.leaves(list(own_attributes(value).values())))
+    leaves = jax.tree.leaves(list(own_attributes(value).values()), is_leaf=is_node)
+    return any(is_a(x, _ARRAYS) and not is_node(x) for x in leaves)

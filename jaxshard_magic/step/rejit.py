@@ -20,6 +20,8 @@ _MAKERS = (
     ("jax._src.pjit", "make_jit"),
     ("flax.nnx.transforms.compilation", "JitWrapped"),
     ("flax.nnx.transforms.compilation", "SimpleJitWrapped"),
+    ("flax.nnx", "cached_partial"),
+    ("flax.nnx.graphlib", "cached_partial"),
     ("equinox", "filter_jit"),
     ("equinox._jit", "filter_jit"),
 )

@@ -12,7 +12,7 @@ from jax._src.core import trace_state_clean  # jax.core has no public name for i
 from ..errors import ShardError
 from ..introspect import named_as
 from ..program.in_place import write
-from ..program.lines import users_frame, users_lines_alone
+from ..program.lines import Within, traced_within, users_lines_alone
 from ..program.peel import Peeled, nnx_calls
 from ..program.settings import refuse_disabled
 from ..program.unwrap import strip
@@ -59,16 +59,14 @@ class ShardedStep(CalledAgain, Copied):
     def __init__(self, step: Callable[..., Any], request: Request):
         while isinstance(step, ShardedStep):
             step = step.__wrapped__
-        super().__init__(strip(step), request)
         named_as(self, step)
+        super().__init__(strip(step), request)
         self.__wrapped__ = step
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
         self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
         self.kept: Keeper | None = None  # was its keeper last
         self.counts_rows = False  # of experts, before the first call of each kind
-        self.traced_at: tuple[str, int] | None = (
-            None  # the user's line that called it within another trace, plain
-        )
+        self.traced_within: Within | None = None  # where it was called last in another trace, plain
         self.rejit: Callable[[Any], Any] | None = None  # what is to be made of a jit of it
         self.waits: Waits | None = None  # for the batches of a feed
         self.fed: weakref.ref[Any] | None = None  # that feed
@@ -110,7 +108,7 @@ class ShardedStep(CalledAgain, Copied):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not trace_state_clean():
-            self.traced_at = users_frame(sys._getframe())[1] or ("", 0)
+            self.traced_within = traced_within(sys._getframe())
             return self.__wrapped__(*args, **kwargs)
         watch = self.watch
         if watch is not None and watch.rows:

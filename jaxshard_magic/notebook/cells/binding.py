@@ -60,16 +60,13 @@ class Binding:
             (each for each in reversed(self._made) if each.calls), self._made[-1] if self._made else None
         )
 
-    def take_traced_at(self) -> tuple[str, int] | None:
-        """The user's line that called what was put there while JAX traced another function, told once; None for
-        none."""
-        traced = [
-            each for each in (*self._made, self._placed) if getattr(each, "traced_at", None) is not None
-        ]
-        at = traced[0].traced_at if traced else None
+    def take_within(self) -> Any:
+        """Where what was put there was called while JAX traced another function, told once; None for nowhere."""
+        traced = [x for x in (*self._made, self._placed) if getattr(x, "traced_within", None) is not None]
+        within = traced[0].traced_within if traced else None
         for each in traced:
-            each.traced_at = None
-        return at
+            each.traced_within = None
+        return within
 
     def bind(self, _: Any = None) -> None:
         """Put the sharded step in the place of what is there; nothing is done when it is there already.

@@ -196,7 +196,8 @@ class Text(Names):
 class Held(Names):
     """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before. `cell`
     are those of the cell that is about to run, once they are known: a name that it binds is the cell's, for functions
-    of earlier cells too."""
+    of earlier cells too. With `libraries` methods of the notebook's objects count as its own where a library has them:
+    a trainer's."""
 
     def __init__(
         self,
@@ -207,6 +208,7 @@ class Held(Names):
         self._namespace, self._function = namespace, function
         self._known = {} if known is None else known
         self.cell: Text | None = None
+        self.libraries = False
         self.around = "" if function is None else function.__qualname__.replace(".<locals>", "")
 
     def lookup(self, name: str) -> Value:
@@ -238,14 +240,14 @@ class Held(Names):
         function = plain_function(value) if callable(value) else None
         if function is None:
             return Object(place, held=value, names=self)
-        if not written_here(function):
+        if not written_here(function) and not (self.libraries and _is_named(of)):
             return None
         names, node, owner = self._seen_by(function), definition_of(function), owner_of(value)
         of = of if owner is None else Object(None, held=owner, names=self)
         told = Function(
             function.__name__ if place is None else place.path.rpartition(".")[2],
             place,
-            jitted=is_jitted(value),
+            jitted=value is not function and is_jitted(value),
             node=node,
             known=(names, function, of),
             around=names.around.rpartition(".")[0] if place is None else "",
@@ -260,8 +262,13 @@ class Held(Names):
         if not functions:
             return self
         seen = Held(self._namespace, functions[0], self._known)
-        seen.cell = self.cell
+        seen.cell, seen.libraries = self.cell, self.libraries
         return seen
+
+
+def _is_named(of: Object | None) -> bool:
+    """Return whether an object is one that a name of the notebook's holds itself."""
+    return of is not None and of.place is not None and "." not in of.place.path
 
 
 def _wrapper(node: ast.expr) -> set[str]:

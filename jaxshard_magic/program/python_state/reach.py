@@ -87,6 +87,7 @@ class Reach:
 
     def __init__(self, function: Any, given: Given, objects: Iterable[Any], is_node: Callable[[Any], bool]):
         self._is_node = is_node
+        self._own_file = function.__code__.co_filename if is_a(function, types.FunctionType) else ""
         self.slots: list[Slot] = []
         self.written: list[Slot] = []
         self.containers: list[Container] = []
@@ -132,7 +133,8 @@ class Reach:
         self._entered.add((code, id(owner)))
         self._met[id(owner), Kind.PASSED] = owner
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        if not is_users(code.co_filename):  # what it closes over may be the user's: `optax.adam(schedule)`
+        if not (is_users(code.co_filename) or code.co_filename == self._own_file):
+            # What a library's function closes over may be the user's: `optax.adam(schedule)`.
             for name, cell in cells.items():
                 self._visit(slot_of(cell, None, name, _NOWHERE).value, name, _NOWHERE, Kind.PASSED)
             return
