@@ -1,5 +1,7 @@
 """The name that a cell binds is its own step, wherever it is looked up, and stays so."""
 
+import textwrap
+
 import pytest
 from cells import LOOP, STEP, one_line
 
@@ -96,3 +98,24 @@ def test_a_step_that_can_not_be_sharded_is_plain_again(given):
     assert not isinstance(given.shell.user_ns.get("train_step"), ShardedStep)
     given.fails("%%shard dp --spec batch.x=P('rows')" + STEP + LOOP)
     assert not isinstance(given["train_step"], ShardedStep)
+
+
+def test_a_step_that_a_function_of_the_cell_binds_as_global_is_the_cells(given):
+    given.run(
+        "%%shard dp\ndef make():\n    global train_step\n" + textwrap.indent(STEP, "    ") + "make()" + LOOP
+    )
+    assert isinstance(given["train_step"], ShardedStep) and given["train_step"].calls == 3
+
+
+def test_a_step_that_an_object_is_given_later_is_told_by_the_class_that_makes_it(given, capsys):
+    made = textwrap.indent(STEP, " " * 8) + "        self.train_step = jax.jit(train_step)"
+    given.run(f"""
+class Trainer:
+    def __init__(self): self.train_step = None
+    def setup(self):{made}
+trainer = Trainer()
+""")
+    said = one_line(
+        given, capsys, "%%shard dp\ntrainer.setup()" + LOOP.replace("train_step", "trainer.train_step")
+    )
+    assert "train_step is bound inside Trainer" in said

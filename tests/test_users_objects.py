@@ -90,3 +90,32 @@ def test_an_attribute_on_the_way_to_a_step_that_raises_is_one_line(given):
     assert (
         said == "--step slow.step: slow.step can't be read, which raises RuntimeError: only inside of a step"
     )
+
+
+@pytest.mark.parametrize("decorated", ["", "\n@jax.jit"])
+def test_a_result_in_an_object_that_is_no_pytree_is_refused_in_a_line(given, decorated):
+    given.run("import dataclasses\n@dataclasses.dataclass\nclass Out:\n    loss: object")
+    error = given.fails("%%shard dp" + decorated + STEP.replace(", loss\n", ", Out(loss)\n") + LOOP)
+    said = str(error)
+    assert (
+        "train_step returns an object of Out" in said
+        and "register_dataclass(Out)" in said
+        and "\n" not in said
+    )
+
+
+def test_a_plain_method_reads_arrays_of_its_own_object_in_each_call(given):
+    given.run("""
+class Trainer:
+    def __init__(self): self.rate = jnp.ones(())
+    def step(self, state, batch):
+        grads = jax.grad(loss_fn)(state, batch)
+        return jax.tree.map(lambda p, g: p - self.rate * g, state, grads)
+trainer, start = Trainer(), state
+""")
+    given.run("%%shard dp --step trainer.step\nstate = trainer.step(state, batch)")
+    assert len(given["state"]["w"].sharding.device_set) == 8
+    given.run(
+        "trainer.rate = jnp.zeros(())\nmoved = float(abs(trainer.step(start, batch)['w'] - start['w']).max())"
+    )
+    assert given["moved"] == 0

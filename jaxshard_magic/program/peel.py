@@ -18,7 +18,7 @@ from . import in_place
 from .held import Same, held_key
 from .lines import calls_users_code
 from .python_state import NO_INPUTS, Inputs, Kind, PythonState, Reach
-from .refused import refuse, static_key
+from .refused import refuse, refuse_result, static_key
 from .trace import path_name
 from .unwrap import NUMBERS, Step
 
@@ -154,6 +154,7 @@ class Peeled:
                 outs.append(x)
                 paths.append((RETURN, *path))
             else:
+                refuse_result(self.step, x)
                 leaves.append(("held", x))
         if returned and inside is None:
             inside = nnx_calls().Inside(nnx_calls().open_nodes((), ()), ())
@@ -268,7 +269,7 @@ def _reach(
 
 
 def inputs_of(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The leaves of a call's arguments, those of NNX objects too, each with its name."""
+    """The leaves of a call's arguments, those of NNX objects too, with their names."""
     arguments, _, positions = split(step, args, kwargs)
     named = _named(step, positions)
     for path, x in tree_flatten_with_path(arguments)[0]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from ..errors import ShardError
 from ..introspect import is_a, is_iterator, own_attributes
@@ -14,6 +15,7 @@ from .held import held_key
 from .python_state.impure import generator_of
 from .unwrap import Step
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
@@ -55,7 +57,9 @@ def refuse(
                 f"{step.name}: {paths()[i]} is a {kind}, and a compiled step would draw the same from it in every "
                 "call; draw outside and pass the numbers, or pass a key and use jax.random"
             )
-        if holds_arrays(value, is_node):
+        # of an object that the step is a method of, what it reads in each call is known
+        own = not step.jitted and any(value is each for each in step.bound)
+        if not own and holds_arrays(value, is_node):
             raise ShardError(
                 f"{step.name}: {paths()[i]} is a {kind}, which jax does not know as a pytree, so that its "
                 "arrays can't be sharded; register it, or pass its arrays",
@@ -68,6 +72,19 @@ def refuse(
                 f"{step.name}: {paths()[i]} is a {kind}, neither an array nor hashable; pass its arrays, or "
                 "make it hashable"
             ) from None
+
+
+def refuse_result(step: Step, value: Any) -> None:
+    """Raise ShardError for an object in a step's result that is no pytree and has arrays of the trace."""
+    if is_a(value, _PLAIN):
+        return
+    if any(is_a(x, Tracer) for x in jax.tree.leaves(list(own_attributes(value).values()))):
+        kind = type(value).__name__
+        raise ShardError(
+            f"{step.name} returns an object of {kind}, which jax does not know as a pytree, so that its arrays can't "
+            "be given back; register it, or return its arrays",
+            fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(type(value)) else None,
+        )
 
 
 def holds_arrays(value: Any, is_node: Callable[[Any], bool] = lambda _: False) -> bool:

@@ -116,6 +116,7 @@ class Text(Names):
         self._given = {**dict.fromkeys(parameters(node)), **(given or {})}
         self._bound = {} if isinstance(node, ast.Lambda) else bindings(node.body)
         self._known: dict[str, Value] = {}
+        self._declared = _declared_global(node) if inside == () else {}
         owner = ".".join(filter(None, (around, getattr(node, "name", ""))))
         self.around = owner if inside is None else ""
 
@@ -125,6 +126,10 @@ class Text(Names):
     def lookup(self, name: str) -> Value:
         if name in self._given:
             return self._given[name]
+        if name not in self._bound and name in self._declared:
+            binds = self.lookup(self._declared[name])
+            parts = binds.parts if isinstance(binds, Function) else ()
+            return next((names.lookup(name) for names, _ in parts if isinstance(names, Text)), None)
         if name not in self._bound:
             return self._outer.lookup(name)
         if name not in self._known:
@@ -137,7 +142,7 @@ class Text(Names):
 
     def binds(self, name: str) -> bool:
         """Whether the code gives the name a value."""
-        return name in self._bound
+        return name in self._bound or name in self._declared
 
     def give(self, parameter: str, value: Value) -> None:
         """Say what a parameter is, where that is not known."""
@@ -264,6 +269,15 @@ class Held(Names):
         seen = Held(self._namespace, functions[0], self._known)
         seen.cell, seen.libraries = self.cell, self.libraries
         return seen
+
+
+def _declared_global(module: Any) -> dict[str, str]:
+    """Return the names that functions of a module bind as `global`, each with the function that does."""
+    found: dict[str, str] = {}
+    for function in (statement for statement in module.body if isinstance(statement, DEFS)):
+        names = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+        found |= dict.fromkeys(names & bindings(function.body).keys(), function.name)
+    return found
 
 
 def _is_named(of: Object | None) -> bool:

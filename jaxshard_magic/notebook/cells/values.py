@@ -132,7 +132,13 @@ class Object:
         if isinstance(found, (staticmethod, classmethod)):
             return self.names.held(found.__func__, place)
         own = name in own_dict(self.held)  # else it is a method of its class
-        return self.names.held(found, place, None if own else self)
+        value = self.names.held(found, place, None if own else self)
+        if value is None and found is None and own:  # one of its methods gives it a value later
+            of = self.names.held(type(self.held), None)
+            made = of.member(name, self) if isinstance(of, Class) else None
+            if isinstance(made, Function):
+                return replace(made, place=None, around=type(self.held).__name__)
+        return value
 
 
 @dataclass(eq=False)

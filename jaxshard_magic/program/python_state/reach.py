@@ -99,6 +99,7 @@ class Reach:
             tuple[int, Kind], Any
         ] = {}  # values, by ids that stay theirs as long as they are here
         self._entered: set[tuple[types.CodeType, int]] = set()
+        self._owners: list[Any] = []  # of methods that were entered, by their ids
         self._objects: list[tuple[Any, str, Kind]] = []
         self._unnamed: dict[str, Where] = {}  # attributes of what has no name
         self._unnamed_written: dict[str, Where] = {}
@@ -113,7 +114,7 @@ class Reach:
         asked: set[tuple[Any, ...]] = set()
         while (self._todo or self._ask_objects(asked)) and not self._full:
             self._todo.pop()()
-        for kept in (self._met, self._objects, self._todo):  # no argument lives on for this
+        for kept in (self._met, self._owners, self._objects, self._todo):  # no argument lives on for this
             kept.clear()
 
     @property
@@ -131,7 +132,7 @@ class Reach:
         if (code, id(owner)) in self._entered:
             return
         self._entered.add((code, id(owner)))
-        self._met[id(owner), Kind.PASSED] = owner
+        self._owners.append(owner)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if not (is_users(code.co_filename) or code.co_filename == self._own_file):
             # What a library's function closes over may be the user's: `optax.adam(schedule)`.
