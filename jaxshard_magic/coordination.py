@@ -22,7 +22,8 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 PART = 2**20  # characters of a value that one message carries; gRPC takes 4 MiB
 LONG_S = 24 * 3600.0
 LOOK_S = 0.5  # from one look for a failure to the next, while something is waited for
-_numbers = count()  # of what was agreed on: each process comes to these in the same order
+_numbers = count()  # of what is agreed on: each process comes to these in the same order
+_scope = [""]  # in which they are counted
 
 
 class OtherFailed(RuntimeError):
@@ -51,6 +52,17 @@ def is_there() -> bool:
     return _client() is not None and distributed.global_state.num_processes > 1
 
 
+def begin(scope: str) -> None:
+    """Count what is agreed on from here on anew, under a name that no process has used: where one of them was stopped
+    between two agreements, its next ones would be others' last."""
+    global _numbers
+    _numbers, _scope[0] = count(), f"{scope}/"
+
+
+def _next(kind: str) -> str:
+    return f"jaxshard/{kind}/{_scope[0]}{next(_numbers)}"
+
+
 def barrier(name: str, seconds: float) -> None:
     """Wait until all processes are here, which an interrupt ends. Raises `Late` where one does not come."""
     try:
@@ -59,10 +71,10 @@ def barrier(name: str, seconds: float) -> None:
         raise Late(str(error).partition("\n")[0]) from None
 
 
-def tell(key: str, text: str) -> bool:
-    """Set a key for all processes; False where another one has set it."""
+def tell(key: str, text: str, over: bool = False) -> bool:
+    """Set a key for all processes; False where one has set it. `over`: set it again."""
     try:
-        _client().key_value_set(key, text)
+        _client().key_value_set(key, text, allow_overwrite=over)
     except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
             raise
@@ -93,7 +105,7 @@ def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
     or the interrupt that it was, is raised elsewhere. On one process alone it is `make()`."""
     if not is_there():
         return make()
-    name = f"jaxshard/first/{next(_numbers)}"
+    name = _next("first")
     if jax.process_index() == 0:
         try:
             made = make()
@@ -106,12 +118,16 @@ def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
     return _checked(0, said)
 
 
-def gathered(text: str) -> list[str]:
+def gathered(text: str, seconds: float = LONG_S) -> list[str]:
     """What each process gives, in their order, on all of them, which come here together. It takes a message a process,
-    which an interrupt ends; without `jax.distributed` it is the own text alone."""
+    which an interrupt ends; without `jax.distributed` it is the own text alone. Raises `Late` where one comes too
+    late."""
     if not is_there():
         return [text]
-    return _gathered(f"jaxshard/gathered/{next(_numbers)}", text)
+    try:
+        return _gathered(_next("gathered"), text, seconds)
+    except jax.errors.JaxRuntimeError as error:
+        raise Late(str(error).partition("\n")[0]) from None
 
 
 class Together:
@@ -127,7 +143,7 @@ class Together:
 
     def __init__(self, several: bool = True):
         self._several = several and is_there()
-        self._name = f"jaxshard/together/{next(_numbers)}" if self._several else ""
+        self._name = _next("together") if self._several else ""
         self._calls, self._over = 0, False
 
     def __call__(self, make: Callable[[], str]) -> list[str]:
@@ -157,7 +173,7 @@ class Passage:
     other things. One that fails, or comes to another point, lets the others out. All make it together."""
 
     def __init__(self) -> None:
-        self._name = f"jaxshard/passage/{next(_numbers)}"
+        self._name = _next("passage")
         self._failed = f"{self._name}/failed"
         self._points = 0
 
@@ -204,7 +220,7 @@ class Verdict:
     together."""
 
     def __init__(self) -> None:
-        self._name = f"jaxshard/verdict/{next(_numbers)}"
+        self._name = _next("verdict")
 
     def agreed(self, text: str, seconds: float) -> bool:
         """Say `text`, and wait so long for the others: who has not come by then says otherwise."""
@@ -245,13 +261,13 @@ def _checked(process: int, said: str) -> str:
     return said[1:]
 
 
-def _gathered(name: str, text: str) -> list[str]:
+def _gathered(name: str, text: str, seconds: float = LONG_S) -> list[str]:
     state = distributed.global_state
     if state.process_id:
         tell(f"{name}/{state.process_id}", text)
-        return json.loads(_waited(lambda: _receive(name, LONG_S)))
+        return json.loads(_waited(lambda: _receive(name, seconds)))
     others = range(1, state.num_processes)
-    most = int(LONG_S * 1000)
+    most = int(seconds * 1000)
     found = _waited(lambda: [_client().blocking_key_value_get(f"{name}/{p}", most) for p in others])
     _send(name, json.dumps([text, *found]))
     return [text, *found]

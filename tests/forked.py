@@ -47,6 +47,13 @@ def _server() -> subprocess.Popen[str]:
 def printed(text: str, *arguments: object, flags: Sequence[str] = ()) -> str:
     """What a program prints that is run alone with these arguments; `flags` are XLA's, beside those for quick compiles.
     Fails with what it wrote to stderr where it does not end well."""
+    code, out, error = ran(text, *arguments, flags=flags)
+    assert code == 0, error[-3000:]
+    return out
+
+
+def ran(text: str, *arguments: object, flags: Sequence[str] = ()) -> tuple[int, str, str]:
+    """The exit code of such a program, negative where a signal ended it, and what it wrote to stdout and stderr."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with TemporaryDirectory() as folder:
@@ -55,5 +62,5 @@ def printed(text: str, *arguments: object, flags: Sequence[str] = ()) -> str:
         argv = [str(program), *map(str, arguments)]
         asked = {"argv": argv, "out": str(out), "error": str(error), "flags": " ".join([*FLAGS, *flags])}
         print(json.dumps(asked), file=server.stdin, flush=True)
-        assert int(server.stdout.readline()) == 0, error.read_text()[-3000:]
-        return out.read_text()
+        code = int(server.stdout.readline())
+        return code, out.read_text(), error.read_text()

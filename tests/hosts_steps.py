@@ -110,11 +110,12 @@ def several(cases: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 def data(how: str, mesh: str, strategy: str = "fsdp", **options: Any) -> dict[str, Any]:
-    """What becomes of a batch of which each host has `how` much: "whole", "parts", "same" rows, other "weights"."""
+    """What becomes of a batch of which each host has `how` much: "whole", "parts", "same" rows, "fewer" on the second,
+    other "weights"."""
     step, state, batch = mlp()
     host, hosts = jax.process_index(), jax.process_count()
-    if how in ("parts", "same"):
-        n = len(batch["x"]) // hosts
+    if how in ("parts", "same", "fewer"):
+        n = len(batch["x"]) // hosts - (2 * host if how == "fewer" else 0)
         first = n * host if how == "parts" else 0
         batch = {name: rows[first : first + n] for name, rows in batch.items()}
     if how == "weights":

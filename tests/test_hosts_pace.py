@@ -58,7 +58,7 @@ class Service:
     def barrier(self, name: str, seconds: float) -> None:
         self._own.client.wait_at_barrier(name, int(seconds * 1000))
 
-    def tell(self, key: str, text: str) -> None:
+    def tell(self, key: str, text: str, over: bool = False) -> None:
         self._own.client.key_value_set(key, text, allow_overwrite=True)
 
     def told(self, key: str) -> str | None:
@@ -128,6 +128,46 @@ def test_many_hosts_agree_on_how_often_they_meet_by_what_it_costs(clients: Servi
     assert made[0].every > 1, "a meeting takes some 1 ms, a step 2 ms"
     few = Guard("few", 0, pace.FEW)
     assert few.every == 1
+
+
+class Kind:
+    """A call of a kind, and what hosts say of theirs where they are asked."""
+
+    def __init__(self, kind: str, is_new: bool, told: list[str]):
+        self.kind, self.is_new, self._told = kind, is_new, told
+
+    def compare(self) -> None:
+        self._told.append(self.kind)
+
+
+def test_all_hosts_say_what_they_call_where_one_calls_something_else_and_only_there(clients: Service):
+    made = [Guard("kinds", host, HOSTS) for host in range(HOSTS)]
+    told: list[list[str]] = [[] for _ in range(HOSTS)]
+    draw = random.Random(0)
+    new = {(step, draw.randrange(HOSTS)) for step in draw.sample(range(60), 12)}
+
+    def calls(host: int) -> None:
+        for step in range(60):
+            made[host].check(Kind(str(step), (step, host) in new, told[host]))
+            time.sleep(draw.random() / 500)
+
+    assert clients.each(calls) == [None] * HOSTS
+    assert told == [sorted({str(step) for step, _ in new}, key=int)] * HOSTS
+
+
+def test_a_host_that_fails_as_another_one_calls_something_else_is_told(clients: Service):
+    made = [Guard("both", host, HOSTS) for host in range(HOSTS)]
+
+    def calls(host: int) -> None:
+        for step in range(9):
+            if (step, host) == (5, 2):
+                made[host].leave("ValueError: no")
+                raise ValueError("no")
+            made[host].check(Kind("", (step, host) == (5, 1), []))
+
+    ends = clients.each(calls)
+    assert {guard.steps for guard in made} == {5} and isinstance(ends[2], ValueError)
+    assert all(str(end) == "host 2: ValueError: no" for end in ends if end is not ends[2])
 
 
 @pytest.mark.parametrize(

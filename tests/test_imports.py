@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "specs": ("", "jax"),
     "program": ("code_reads places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
-    "strategies": ("mesh mesh_text specs request program plan targets", "jax numpy"),
+    "strategies": ("mesh mesh_text specs request program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
@@ -67,8 +67,8 @@ MAY_IMPORT = {
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places placing request program gradients plan live report hardware wires targets schedule "
-        "pipeline units",
+        "cell_files places placing request program gradients strategies plan live report hardware wires targets "
+        "schedule pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),
@@ -93,6 +93,8 @@ MAY_IMPORT = {
 
 # Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {
+    "hosts.pickling",
+    "hosts.rescued",
     "program.nnx_calls",
     "views.choice.widget",
     "views.comparison.widget",
@@ -107,7 +109,8 @@ LATE_MODULES = {
 }
 
 LATE = {
-    "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
+    # What runs on an engine, and what starts engines.
+    "hosts": ("step program analysis placing", "ipyparallel jax numpy IPython zmq cloudpickle traitlets"),
     "checkpoints": ("", "orbax tensorstore"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html

@@ -247,7 +247,7 @@ def test_a_function_can_be_sent_to_another_process():
 def watched(given, monkeypatch):
     """A notebook somebody looks at, so that its cells are followed."""
     given.shell.user_ns["drawn"] = drawn = []
-    monkeypatch.setattr(shard_cell, "line_for", lambda shell: drawn.append)
+    monkeypatch.setattr(shard_cell, "line_for", lambda shell: lambda line, share=None: drawn.append(line))
     return given
 
 

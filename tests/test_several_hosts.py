@@ -51,6 +51,7 @@ DATA: list[list[Any]] = [
     ["whole", "data=3", "dp", {}],
     ["whole", "pipe=2 data=4", "pp", {}],
     ["whole", "data=8", "pp", {}],
+    ["fewer", "data=8", "fsdp", PER_HOST],
 ]
 FED: list[list[Any]] = [
     ["whole", "fsdp", "data=8", {}],
@@ -113,6 +114,11 @@ def test_different_rows_are_refused_with_the_option_that_takes_them(data: list[d
     assert data[1]["fix"] == "--data per-host"
     assert data[1]["error"].startswith("train_step: batch.x is not the same on all 2 hosts.")
     assert data[4]["error"].startswith("train_step: state.0.up is not the same on all 2 hosts.")
+
+
+def test_fewer_rows_on_one_host_are_refused_with_both_sizes(data: list[dict[str, Any]]):
+    sizes = "train_step: batch.x is float32[8, 32] on host 0 and float32[6, 32] on host 1."
+    assert data[12]["error"].startswith(sizes)
 
 
 def test_a_fed_loop_has_the_numbers_of_a_plain_one_whichever_host_has_its_batches_on_devices_first():

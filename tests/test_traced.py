@@ -315,6 +315,81 @@ def test_what_lies_in_another_takes_its_time():
     ]
 
 
+def test_what_begins_in_another_and_ends_after_it_takes_the_time_from_its_start():
+    assert innermost([(0, 5, "a"), (4, 9, "b"), (8.5, 12, "c"), (9, 10, "d")]) == [
+        (0, 4, "a"),
+        (4, 8.5, "b"),
+        (8.5, 9, "c"),
+        (9, 10, "d"),
+        (10, 12, "c"),
+    ]
+
+
+FUSED = program(
+    f"""%fused (p: f32[4]) -> f32[4] {{
+  %p = f32[4] parameter(0)
+  ROOT %multiply.2 = f32[4] multiply(%p, %p), {at(3, "jvp()/mul")}
+}}
+
+ENTRY %main (a: f32[4]) -> f32[4] {{
+  %a = f32[4] parameter(0)
+  %loop_multiply_fusion.7 = f32[4] fusion(%a), kind=kLoop, calls=%fused, {at(3, "jvp()/mul")}
+  %custom-call.1 = f32[4] custom-call(%loop_multiply_fusion.7), custom_call_target="cublas", {at(4, "jvp()/dot")}
+  %custom-call.2 = f32[4] custom-call(%custom-call.1), custom_call_target="cublas", {at(5, "jvp()/dot")}
+  ROOT %loop_multiply_fusion.8 = f32[4] fusion(%custom-call.2), kind=kLoop, calls=%fused, {at(6, "jvp()/mul")}
+}}
+"""
+)
+
+
+def test_kernels_of_a_cuda_graph_have_the_lines_of_their_instructions():
+    """A stream as XLA leaves it on an H100: a kernel begins before the one in front has ended, those of a graph name
+    the graph, and kernels of libraries have C++ names."""
+
+    def kernel(name: str, start: float, end: float, op: str = "command_buffer_3", **graph: int) -> Event:
+        return Event(name, start, end, {**graph, "hlo_op": op, "hlo_module": "jit_step"})
+
+    def run(base: float) -> list[Event]:
+        return [
+            kernel("loop_multiply_fusion_7", base, base + 10, cuda_graph_id=34),
+            kernel("void cutlass::Kernel2<gemm>(gemm::Params)", base + 9, base + 30, "custom-call.1"),
+            kernel("Memset 0", base + 30, base + 32, cuda_graph_id=34),
+        ]
+
+    stream = {"Stream #14(Compute,Memset)": [*run(100), *run(200)]}
+    calls = {"python": [call(90, 135), call(190, 240)]}
+    found = measured(recorded({"/device:GPU:0": stream, "/host:CPU": calls}), FUSED, {0: 0})
+    assert {row.line: row for row in found.lines} == {
+        3: row(3, "forward", compute=9, waiting=None),
+        4: row(4, "forward", compute=21, waiting=None),
+    }
+    assert found.unknown is not None and found.unknown.compute == pytest.approx(2 * US)
+    (busy,) = found.devices
+    assert (busy.compute, busy.idle) == (pytest.approx(32 * US), 0)
+
+
+def test_kernels_of_libraries_in_a_graph_are_of_the_calls_between_known_kernels():
+    """The first call launches one kernel, the last one two; what fills memory may be XLA's own."""
+
+    def run(base: float) -> list[Event]:
+        names = (
+            "loop_multiply_fusion_7",
+            "Memset 0",
+            "nvjet_a",
+            "nvjet_b",
+            "splitKreduce",
+            "loop_multiply_fusion_8",
+        )
+        stats = {"cuda_graph_id": 34, "hlo_op": "command_buffer_3", "hlo_module": "jit_step"}
+        return [Event(name, base + 10 * i, base + 10 * i + i + 1, stats) for i, name in enumerate(names)]
+
+    stream = {"Stream #14(Compute,Memset)": [*run(100), *run(200)]}
+    calls = {"python": [call(90, 170), call(190, 270)]}
+    found = measured(recorded({"/device:GPU:0": stream, "/host:CPU": calls}), FUSED, {0: 0})
+    assert {line.line: round(line.compute / US) for line in found.lines} == {3: 1, 4: 3, 5: 4 + 5, 6: 6}
+    assert found.unknown is not None and found.unknown.compute == pytest.approx(2 * US)
+
+
 def test_lanes_are_few_pieces_that_keep_the_time_of_each_kind():
     key = (CELL, 3, "forward")
     pieces = [

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..program.flops import REMATTED
 from .collectives import Cause, Move
 from .hlo import BRANCHES, Computation, Counted, Instruction, Module, called
 from .origin import Origin, Origins, op_name
 
+_NO_IDENTIFIER = re.compile(r"\W")
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 _RUNS = {
     "while": ("body", "condition"),
@@ -62,9 +64,33 @@ class Instructions:
     def __getitem__(self, name: str) -> Told | None:
         """None for a name that the program has none of."""
         if name not in self._known:
-            site = self._where.get(name)
-            self._known[name] = None if site is None else self._told(*site)
+            own = self.name_of(name)
+            self._known[name] = None if own is None else self._told(*self._where[own])
         return self._known[name]
+
+    def name_of(self, operation: str) -> str | None:
+        """Return the name of the instruction that an operation of a trace is; None where the program has none such."""
+        return operation if operation in self._where else self._of_kernels.get(operation)
+
+    def custom_calls(self, after: str, before: str) -> list[str]:
+        """Return the custom calls that run between two instructions.
+
+        Those are what stands between them; where the second one stands first (a loop's next trip), or in another body,
+        the end of the first one's body and the beginning of the second one's.
+        """
+        (first, _), (last, _) = self._where[after], self._where[before]
+        here, there = list(first.instructions), list(last.instructions)
+        low, high = here.index(after) + 1, there.index(before)
+        between = here[low:high] if first is last and low <= high else [*here[low:], *there[:high]]
+        return [name for name in between if self._where[name][1].opcode == "custom-call"]
+
+    @cached_property
+    def _of_kernels(self) -> Mapping[str, str]:
+        """The instruction of each GPU kernel that XLA made: LLVM allows no "." in the name of a function.
+
+        Instructions of equal code may share one kernel, which is named after the first of them.
+        """
+        return {_NO_IDENTIFIER.sub("_", name): name for name in self._where}
 
     def once(self, name: str) -> bool:
         """Whether an instruction runs once, and no more, when its program does."""

@@ -69,11 +69,15 @@ def length(spans: Iterable[Span]) -> float:
 
 
 def innermost(spans: Iterable[tuple[float, float, What]]) -> list[tuple[float, float, What]]:
-    """Spans that lie in each other, as calls on one thread do, as pieces of which each is of the innermost there; one
-    that ends after the span around it is cut off at that one's end.
+    """Divide the spans of one track into pieces, each of the innermost span there, so that no instant counts twice.
+
+    Spans nest as calls on a thread do. One that begins inside of another and ends after it can't be called by it: a GPU
+    starts a kernel some 100 ns before the one in front has ended. It takes the time from its start on.
 
     >>> innermost([(0, 10, "while"), (2, 4, "dot"), (5, 6, "add")])
     [(0, 2, 'while'), (2, 4, 'dot'), (4, 5, 'while'), (5, 6, 'add'), (6, 10, 'while')]
+    >>> innermost([(0, 5, "first"), (4, 9, "second")])
+    [(0, 4, 'first'), (4, 9, 'second')]
     """
     pieces: list[tuple[float, float, What]] = []
     open_: list[tuple[float, What]] = []
@@ -92,7 +96,9 @@ def innermost(spans: Iterable[tuple[float, float, What]]) -> list[tuple[float, f
 
     for start, end, what in sorted(spans, key=lambda span: (span[0], -span[1])):
         until(start)
-        open_.append((min(end, open_[-1][0]) if open_ else end, what))
+        while open_ and open_[-1][0] < end:
+            open_.pop()
+        open_.append((end, what))
     until(float("inf"))
     return pieces
 

@@ -16,6 +16,7 @@ from ..report.measured import COMPUTE, MOVING, WAITING
 from .instructions import CALLS_HOST, MOVES, RUNS, Instructions, Told
 from .intervals import Span, common, dealt, innermost, length, union, within
 from .lanes import Key, Piece, lanes_of
+from .library_kernels import with_library_calls
 from .traced import Op, Trace
 
 _RANKS = {COMPUTE: 0, MOVING: 1, WAITING: 2}
@@ -185,7 +186,7 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
     for (run, device), ops in parts.items():
         of = adding.devices[device]
         of.window, of.runs = of.window + took[run], of.runs + 1
-        pieces = _pieces(list(_parts(ops, trace.waits or {}, told, adding)), adding, of)
+        pieces = _pieces(list(_parts(_named_ops(ops, told), trace.waits or {}, told, adding)), adding, of)
         if run == drawn_run:
             drawn[device] = pieces
     most = max(adding.devices, key=lambda device: adding.devices[device].kinds[COMPUTE])
@@ -220,6 +221,18 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
         tick=lanes.tick,
         grain=lanes.grain,
     )
+
+
+def _named_ops(ops: Sequence[Op], told: Mapping[str, Instructions]) -> list[Op]:
+    """Give kernels of libraries the names of their instructions, program by program and track by track."""
+    tracks: dict[tuple[str | None, str], list[Op]] = defaultdict(list)
+    for op in ops:
+        tracks[op.module, op.track].append(op)
+    named: list[Op] = []
+    for (module, _), own in tracks.items():
+        instructions = None if module is None else told.get(module)
+        named += own if instructions is None else with_library_calls(own, instructions)
+    return named
 
 
 def _windows(trace: Trace, devices: Mapping[int, int]) -> dict[int, Span]:

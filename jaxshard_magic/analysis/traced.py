@@ -5,6 +5,10 @@ event with its device, its module and its instruction; a device of an accelerato
 operations don't say which program they are of, as on a TPU, a line beside theirs, "XLA Modules", has an event for each
 time that a program ran, and an operation is of the one in which it begins. Most events of a CPU's are no operations and
 are told by their names: reading what an event says of itself is what takes time.
+
+A GPU's lines are streams, and each event on one is a kernel or a copy, whatever its name. XLA runs most kernels out of
+CUDA graphs (its "command buffers"), whose events name the graph in the place of the instruction (jax 0.11.2, H100).
+XLA's own kernels have the instruction's name, with "_" for "."; those of libraries do not say what they are of.
 """
 
 import re
@@ -24,6 +28,7 @@ MARK = "jaxshard_magic step"  # what a recording calls each call of the step
 MOST = 120_000  # operations that are read, of as many whole runs as that is
 _DEVICE = re.compile(r"/device:[A-Z]+:(\d+)")
 _OPS, _STREAM, _MODULES = ("XLA Ops", "Async XLA Ops"), "Stream #", "XLA Modules"
+_GRAPH = "cuda_graph_id"  # told of a kernel that was launched as part of a CUDA graph
 _NUMBERED = re.compile(r"\(\d+\)$")  # behind a module's name
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?::| = |$)")  # of an instruction, alone or with what it is
 _WAITS = "Wait: pending_threads"  # CPU: in a collective, until the other devices have come
@@ -107,7 +112,8 @@ def _read(tracks: Iterable["_Line"], modules: Collection[str], skip: int, most: 
             module, launch = stats.get("hlo_module"), stats.get("run_id")
             if module is None and (at := _launch_at(launches, start)) is not None:
                 module, launch = launches[at].module, at if launch is None else launch
-            told = stats.get("hlo_op") or (name if device is not None else None)
+            told = None if _GRAPH in stats else stats.get("hlo_op")
+            told = told or (name if device is not None else None)
             if told is None or (module is not None and module not in modules):
                 continue
             where = stats.get("device_ordinal", 0) if device is None else device
@@ -189,6 +195,7 @@ def _found(tracks: Iterable[_Line]) -> _Found:
     events, on_host = 0, False
     for line in tracks:
         device = line.device
+        on_stream = device is not None and line.recorded.name.startswith(_STREAM)
         on_host = on_host or (device is None and line.recorded.name.startswith("tf_XLA"))
         named: list[tuple[str, Any]] = []
         waiting: list[Any] = []
@@ -197,7 +204,9 @@ def _found(tracks: Iterable[_Line]) -> _Found:
             name = event.name
             if name not in of:
                 of[name] = None if device is None and name.startswith(_WAITS) else _instruction(name)
-            if (instruction := of[name]) is not None:
+            if on_stream and of[name] is None:
+                named.append((name, event))
+            elif (instruction := of[name]) is not None:
                 named.append((instruction, event))
             elif name == MARK:
                 marks.append((event.start_ns, event.end_ns))

@@ -10,12 +10,14 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.summary import reading_of
-from ..errors import ShardError
+from ..errors import ShardError, one_of
 from ..placing import cuts_by_host
 from ..report import Collective
 from ..report.parts import mesh_text
 from ..report.written import Shown, saved
 from ..step.tracing import BY_SORTING, SIDE_BY_SIDE
+from ..strategies.hold import Hold
+from ..strategies.undivided import held_against_faults
 from ..targets import target_of
 from .cells import Piece, cells_of
 from .inside import INSIDE
@@ -103,8 +105,8 @@ def code_of(
     had.
 
     Raises ShardError before the step has run or was compiled, for one whose batch was padded, and for one that goes
-    through experts one by one, which the plan has side by side, or looks up a matrix for each token, which the plan
-    sorts.
+    through experts one by one, which the plan has side by side, looks up a matrix for each token, which the plan
+    sorts, or divides what XLA gets wrong without the plan.
     """
     entry, last = last_call(step)
     if entry.added:
@@ -122,6 +124,13 @@ def code_of(
         raise ShardError(
             f"{step.name} looks up a matrix for each token, and the plan sorts tokens by their matrices, which no "
             "constraint in its text says: write it with jax.lax.ragged_dot, run the step, then write its code"
+        )
+    run = entry.plan.run
+    if isinstance(run, Hold) and (lines := held_against_faults(run.layout)):
+        raise ShardError(
+            f"{step.name} has at {one_of(lines)} what XLA gets wrong along a divided dimension, which the plan keeps "
+            "whole there, inside of what jax makes of the line: run the step under a strategy that does not divide it, "
+            "then write its code"
         )
     parameters = inspect.signature(step.__wrapped__).parameters
     names, kinds = list(parameters), {p.kind for p in parameters.values()}

@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
@@ -38,7 +39,8 @@ class Marks:
 
     def seen(self, k: int, x: Any) -> Any:
         """The value of expression k; of floats that are traced, by its name."""
-        if not isinstance(x, Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
+        array = isinstance(x, Tracer) and isinstance(x, jax.Array)  # not a jax.Ref
+        if not array or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         self.ranks.setdefault(k, set()).add(x.ndim)
         return checkpoint_name(x, f"{_MARK}{k}")

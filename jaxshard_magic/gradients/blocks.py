@@ -10,6 +10,7 @@ from jax import lax
 from jax._src.source_info_util import current_name_stack  # jax has no public form
 from jax.ad_checkpoint import checkpoint_name
 
+from ..program import control_flow
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.lines import user_context
 from ..program.primitives import scan_counts
@@ -100,7 +101,7 @@ class Checkpointed(Replay):
         """A scan as a scan of `count` blocks, each a scan of its share of the trips."""
         consts, carried = scan_counts(e.params)
         fixed, start, xs = values[:consts], values[consts : consts + carried], values[consts + carried :]
-        length, reverse = e.params["length"], e.params["reverse"]
+        length = e.params["length"]
         scope = e.doors[0].scope
 
         def trip(carry, x):
@@ -108,12 +109,11 @@ class Checkpointed(Replay):
             return tuple(outs[:carried]), tuple(outs[carried:])
 
         def segment(carry, x):
-            unroll = e.params["unroll"]
-            return lax.scan(trip, carry, x, length=length // count, reverse=reverse, unroll=unroll)
+            return control_flow.scan(e, trip, carry, x, length // count)
 
         cut = tuple(x.reshape(count, length // count, *x.shape[1:]) for x in xs)
         again = jax.checkpoint(segment, policy=policy, prevent_cse=False)
-        carry, ys = lax.scan(again, tuple(start), cut, length=count, reverse=reverse)
+        carry, ys = lax.scan(again, tuple(start), cut, length=count, reverse=e.params["reverse"])
         return [*carry, *(y.reshape(length, *y.shape[2:]) for y in ys)]
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from ..program import control_flow
 from ..program.attention.attention import Attention, Leaf, Operand, Unrecognised
 from ..program.attention.evaluate import evaluated, leaves, placed
 from ..program.attention.find import find
@@ -64,11 +64,8 @@ class _Keeping(Replay):
     def equation(self, e: Equation, values: list) -> list:
         if not e.primitive.remat or not any(inner.eqn.primitive is attention_p for inner in e.inside()):
             return super().equation(e, values)
-        scope, policy = e.doors[0].scope, _keeping(e.params["policy"])
-        again = jax.checkpoint(
-            lambda *xs: tuple(self.body(scope, xs)), policy=policy, prevent_cse=e.params["prevent_cse"]
-        )
-        return list(again(*values))
+        policy = _keeping(e.params["policy"])
+        return control_flow.checkpoint(e, self._function(e.doors[0].scope), values, policy=policy)
 
 
 def _keeping(policy: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Hosts of one notebook while they live, and their end: engines of ipyparallel that `starting` has joined."""
 
 import atexit
-import shutil
+import os
 import signal
 import subprocess
 import threading
@@ -16,7 +16,7 @@ import psutil
 
 from ..errors import ShardError
 from ..report.parts import mesh_text
-from . import engine
+from . import engine, reaper
 from .spec import RUNNING, HostsSpec
 
 LEAVE_TRIES, LEAVE_S = 20, 0.25  # interrupts to hosts that are left after a death, and seconds between them
@@ -28,8 +28,17 @@ class Cluster:
     """Engines, a host each, in the order of jax's processes. `joined` is what each said of itself, `meshed` the mesh
     that they made last; `died` is why they are gone, once they are."""
 
-    def __init__(self, spec: HostsSpec, client: Any, own: Any, folder: Path | None, ids: Sequence[int]):
+    def __init__(
+        self,
+        spec: HostsSpec,
+        client: Any,
+        own: Any,
+        folder: Path | None,
+        ids: Sequence[int],
+        watcher: "subprocess.Popen[Any] | None" = None,
+    ):
         self.spec, self.client, self._own, self.folder = spec, client, own, folder
+        self._watcher, self._kernel = watcher, os.getpid()
         self.ids = list(ids)
         self.joined: list[engine.Joined] = []
         self.meshed: engine.Meshed | None = None
@@ -40,7 +49,7 @@ class Cluster:
         self.survivors: tuple[int, ...] = ()  # hosts that are there after another one has died
         self._hub: list[psutil.Process] = []
         self._processes: list[psutil.Process] = []
-        atexit.register(self.kill)
+        atexit.register(self._at_exit)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -180,14 +189,21 @@ class Cluster:
         for process in everything:
             with suppress(psutil.Error):
                 process.kill()
-        self.client.close(linger=0)
-        atexit.unregister(self.kill)
-        if far is not None:
-            with suppress(*launch_errors()):  # launchers that can't reach what they started any more
-                far.stop_cluster_sync()
-        psutil.wait_procs(everything, timeout=wait_s)
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.client.close(linger=0)
+            atexit.unregister(self._at_exit)
+            if far is not None:
+                with suppress(*launch_errors()):  # launchers that can't reach what they started any more
+                    far.stop_cluster_sync()
+            psutil.wait_procs(everything, timeout=wait_s)
+        finally:
+            if self.folder is not None:
+                leave_nothing(self.folder, self._own, self._watcher, wait_s)
+
+    def _at_exit(self) -> None:
+        """End with the kernel, but not with a process that was forked of it."""
+        if os.getpid() == self._kernel:
+            self.kill()
 
     def _signal(self, number: int, hosts: Sequence[int]) -> None:
         if self._processes:
@@ -234,6 +250,21 @@ def _printed(host: int, message: dict[str, Any]) -> None:
         print(content["text"], end="")
     elif host == 0 and kind in ("display_data", "execute_result"):
         print(content["data"].get("text/plain", ""))
+
+
+def leave_nothing(
+    folder: Path, own: Any, watcher: "subprocess.Popen[Any] | None", wait_s: float = 5.0
+) -> None:
+    """End what was started on this machine for the cluster of a folder, remove the folder, and end `watcher`, which
+    would do so in its turn."""
+    if (thread := getattr(own, "_async_thread", None)) is not None:
+        # ipyparallel 9.2 leaves the thread that its launchers run in, which may be starting something.
+        own._thread_loop.add_callback(own._thread_loop.stop)
+        thread.join(wait_s)
+    reaper.end(str(folder), wait_s)
+    if watcher is not None:
+        watcher.kill()
+        watcher.wait()
 
 
 def launch_errors() -> tuple[type[Exception], ...]:

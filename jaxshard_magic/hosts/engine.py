@@ -6,14 +6,11 @@ A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothin
 import builtins
 import getpass
 import os
-import shutil
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,27 @@ from typing import Any
 from ..errors import ShardError
 from ..packages import running
 from ..report import MeshInfo
-from .guard import Guard, HostFailed, reason
+from . import native_output
+from .guard import Call, Guard, HostFailed, reason
+from .transfer import Transfer
 
-_TIED_S = 0.5  # between two looks at the kernel
+# Settings of jax that numbers depend on. A notebook makes them in its first cell: hosts begin with the kernel's.
+NUMERICS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_softmax_custom_jvp",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+)
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
 _group: list[str] = []  # the cluster that this engine has joined, which it can do once
+_sent: dict[str, Any] = {}  # values of the kernel's, by the names that they were sent under
 _before: list[
     Any
 ] = []  # what `let_go` puts back: how ipykernel takes Ctrl-C, how reports are shown, whether kept
@@ -119,6 +132,9 @@ def join(where: dict[str, Any]) -> Joined:
     if where.get("devices"):
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", where["devices"])
+    for name, value in where["settings"].items():
+        if name in jax.config.values:
+            jax.config.update(name, value)
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", True)  # survivors of a death stay, and keep what they hold
     given: dict[str, Any] = {"initialization_timeout": where["seconds"], "heartbeat_timeout_seconds": 20}
@@ -133,10 +149,21 @@ def join(where: dict[str, Any]) -> Joined:
             given["coordinator_bind_address"] = where["bind"]  # jax binds all addresses otherwise
     from ..coordination import gloo_at
 
+    native_output.take()
     gloo_at(where["gloo"])
     jax.distributed.initialize(**given)
     _group[:] = [where["group"]]
     return joined()
+
+
+def numerics() -> dict[str, Any]:
+    """The settings of jax in this process that numbers depend on; none where jax is not loaded."""
+    jax = sys.modules.get("jax")
+    return (
+        {}
+        if jax is None
+        else {name: jax.config.values[name] for name in NUMERICS if name in jax.config.values}
+    )
 
 
 def free_port() -> int:
@@ -144,32 +171,6 @@ def free_port() -> int:
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def tie(kernel: int, also: Sequence[int] = (), folder: str | None = None) -> None:
-    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did, and
-    remove the cluster's folder, which has its keys."""
-    import psutil
-
-    born = psutil.Process(kernel).create_time()
-
-    def lives() -> bool:
-        with suppress(psutil.Error):
-            found = psutil.Process(kernel)
-            return found.create_time() == born and found.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    def watch() -> None:
-        while lives():
-            time.sleep(_TIED_S)
-        for pid in also:
-            with suppress(psutil.Error):
-                psutil.Process(pid).kill()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        os.kill(os.getpid(), 9)
-
-    threading.Thread(target=watch, name="jaxshard kernel", daemon=True).start()
 
 
 def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
@@ -186,6 +187,8 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     if not _before:
         _before[:] = [signal.default_int_handler, session.view, session.remember]
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
+    native_output.take()
+    shell.show_usage_error = _in_the_kernel
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
     settle(settings)
     builtins.input = getpass.getpass = sys.breakpointhook = _asked
@@ -212,10 +215,12 @@ def let_go() -> None:
     shell = _shell()
     session = shell.magics_manager.registry["ShardMagics"].session
     shell.kernel.saved_sigint_handler, session.view, session.remember = _before
+    del shell.show_usage_error
     OnHosts.meet.clear()
     OnHosts.leave.clear()
     _before.clear()
     _now.clear()
+    native_output.give_back()
 
 
 def run_cell(text: str, name: str, number: int) -> Ended:
@@ -223,8 +228,13 @@ def run_cell(text: str, name: str, number: int) -> Ended:
     import jax
     from ipyparallel.engine.datapub import publish_data
 
+    from ..coordination import begin
+    from ..step.together import OnHosts
+
     shell = _shell()
     shell.execution_count = number
+    begin(name)
+    OnHosts.cell += 1
     every = shell.magics_manager.registry["ShardMagics"].session.meet_every if _is_ready(shell) else 0
     guard = _now["cell"] = Guard(name, jax.process_index(), jax.process_count(), every or None)
     caught: list[BaseException] = []
@@ -237,6 +247,7 @@ def run_cell(text: str, name: str, number: int) -> Ended:
                 raise error
     except BaseException as error:
         caught.append(error)
+    native_output.settle()
     if not caught:
         return Ended(steps=guard.steps)
     error = caught[0]
@@ -250,21 +261,22 @@ def leave(why: str) -> None:
         guard.leave(why)
 
 
-def lacking(names: Sequence[str]) -> list[str]:
-    """Those of the names that mean nothing here."""
+def lacking(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the names that mean nothing here; and those that still stand for what the kernel sent."""
     space = _shell().user_ns
-    return [name for name in names if name not in space]
+    for name in [name for name, value in _sent.items() if space.get(name) is not value]:
+        del _sent[name]
+    return [name for name in names if name not in space], [*_sent]
 
 
-def define(text: str) -> None:
-    """Run definitions and imports of the kernel's, without output."""
-    result = _shell().run_cell(text, store_history=False, silent=True)
-    result.raise_error()
+def take(transfer: Transfer) -> dict[str, str]:
+    """Bind names of the kernel's here. Returns why one could not be bound, by its name; those after it are not bound
+    either then."""
+    from .pickling import received
 
-
-def take(values: dict[str, Any]) -> None:
-    """Have the kernel's values under their names."""
-    _shell().user_ns.update(values)
+    values, failed = received(transfer, _shell())
+    _sent.update(values)
+    return failed
 
 
 def completions(text: str, cursor: int) -> dict[str, Any]:
@@ -272,29 +284,15 @@ def completions(text: str, cursor: int) -> dict[str, Any]:
     return _shell().kernel.do_complete(text, cursor)
 
 
-def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
-    """The values under these names with numpy arrays for jax's, where this host alone has all of each. Raises
-    ValueError for one of which it has a part."""
-    import jax
-    import numpy as np
+def whole_on_this(names: Sequence[str]) -> tuple[dict[str, Any], list[str], bool]:
+    """The values under these names as `Rescued` has them, where this host alone has all of each; what was left out of
+    them; and whether typed keys were among them. Raises ValueError for one of which it has a part."""
+    from .rescued import Rescued
 
-    from ..program.arrays import plain_tree
-    from ..step.together import finished
-
-    space = _shell().user_ns
+    space, rescued = _shell().user_ns, Rescued()
     if unknown := [name for name in names if name not in space]:
         raise ValueError(f"{unknown[0]} means nothing on the hosts")
-
-    def read(x: Any) -> Any:
-        if not isinstance(x, jax.Array):
-            return x
-        if not (x.is_fully_addressable or x.is_fully_replicated):
-            raise ValueError("it lies on several hosts, none of which has all of it")
-        if (whole := finished(x)) is None:
-            raise ValueError("the step that the host died in has taken it over")
-        return np.asarray(whole)
-
-    return {name: jax.tree.map(read, plain_tree(space[name])) for name in names}
+    return {name: rescued.value(space[name], name) for name in names}, rescued.without, rescued.keys
 
 
 def shapes_of(names: Sequence[str]) -> dict[str, Any]:
@@ -310,6 +308,10 @@ def shapes_of(names: Sequence[str]) -> dict[str, Any]:
     return {name: jax.tree.map(shape, plain_tree(space[name])) for name in names if name in space}
 
 
+def _in_the_kernel(_: BaseException) -> None:
+    """Show no line of a UsageError: the kernel raises it in its turn."""
+
+
 def _asked(*_: Any, **__: Any) -> str:
     raise ShardError(
         "nobody types on a host: ask in a cell that begins with %%here; the cells that follow have what it binds"
@@ -321,9 +323,9 @@ def _leave_by(error: BaseException | None) -> None:
         guard.leave("its loop had ended" if error is None else reason(error))
 
 
-def _enter() -> None:
+def _enter(call: Call) -> None:
     if (guard := _now.get("cell")) is not None:
-        guard.check()
+        guard.check(call)
 
 
 def _shell() -> Any:

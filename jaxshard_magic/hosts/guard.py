@@ -3,7 +3,11 @@
 Before each step of a cell stand one barrier and one look at a key, of jax's coordination service: a meeting. A host
 that raises, ends early or is interrupted sets the key to the number of the meeting that it would come to next, and
 comes to that, so that the others leave there as well: nobody waits in a collective, and all hold the state of the same
-step. The number matters: a message that is read one meeting early would tear them apart.
+step. The number matters: a message that is read one meeting early would tear them apart. Nobody sets the key to a later
+number before all have read the one before it: whoever read it has left, or waits for what the others call.
+
+A host whose call is of another kind than its last one, other shapes for example, sets the key as well: then all say
+what they call, and none of them begins a program that another one does not run.
 
 Above `pace.FEW` hosts, or where it is asked for, they meet before every so many steps. Host 0 measures how many, and
 says so before a meeting behind which all read it, so that all have the same number. Whoever is interrupted goes on to
@@ -18,7 +22,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from ..coordination import Late, barrier, tell, told
 from . import pace
@@ -37,6 +41,16 @@ def reason(error: BaseException) -> str:
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
 
 
+class Call(Protocol):
+    """A step that a host is about to make; `is_new` where its last one was of another kind."""
+
+    is_new: bool
+
+    def compare(self) -> None:
+        """Hold it against what the other hosts call, all of which do so. Raises on all where it is something else."""
+        ...
+
+
 class Guard:
     """The steps of one cell on one host of `hosts`: `cell` is its name, the same on all hosts and of no other cell.
     They meet before each of `every` steps, the same number on all; by their number and their pace where it is None."""
@@ -52,17 +66,19 @@ class Guard:
         self.left = False
         self.steps = 0  # that this host began
 
-    def check(self) -> None:
-        """Come here before a step. Raises KeyboardInterrupt where one of the hosts was interrupted, HostFailed where
-        one has failed or ended."""
+    def check(self, call: Call | None = None) -> None:
+        """Come here before a step, which is `call`. Raises KeyboardInterrupt where one of the hosts was interrupted,
+        HostFailed where one has failed or ended; and what `call` raises where it is not what the others call."""
         if self.steps == self._due:
-            self._check()
+            self._check(call)
             self._due += self.every
         self.steps += 1
 
-    def _check(self) -> None:
+    def _check(self, call: Call | None) -> None:
         if self._asked:
             self._say(INTERRUPTED)
+        elif call is not None and call.is_new:
+            self._look()
         measured = self._measured and pace.is_measured_at(self._meetings + 1)
         if measured and self._host == 0:
             tell(
@@ -74,15 +90,22 @@ class Guard:
             self._meet(HOUR_S)
         except Late as error:
             raise HostFailed(str(error)) from None
-        number, _, said = (told(f"{self._key}/failed") or "0 ").partition(" ")
+        look = int(told(f"{self._key}/look") or 0)
         self._clock.met(time.monotonic() - start)
+        if 0 < look <= self._meetings:
+            self._heed()
+        if look == self._meetings and call is not None:
+            call.compare()
+        if measured:
+            self.every = int(told(f"{self._key}/every/{self._meetings}") or self.every)
+
+    def _heed(self) -> None:
+        number, _, said = (told(f"{self._key}/failed") or "0 ").partition(" ")
         if 0 < int(number) <= self._meetings:
             self.left = True
             if said.endswith(f": {INTERRUPTED}"):
                 raise KeyboardInterrupt
             raise HostFailed(said)
-        if measured:
-            self.every = int(told(f"{self._key}/every/{self._meetings}") or self.every)
 
     def leave(self, why: str, seconds: float = LEAVING_S) -> None:
         """Tell the others that this host makes no more steps, and let them out of the meeting that they wait in."""
@@ -119,6 +142,11 @@ class Guard:
 
     def _say(self, why: str) -> None:
         tell(f"{self._key}/failed", f"{self._meetings + 1} host {self._host}: {why}"[:500])
+        self._look()
+
+    def _look(self) -> None:
+        """Have all hosts look around at the next meeting: at what failed, and what is called."""
+        tell(f"{self._key}/look", str(self._meetings + 1), over=True)
 
     def interrupt(self, *_: Any) -> None:
         """Ask for an end at the next meeting; it is `signal`'s handler. Raises KeyboardInterrupt the second time, and

@@ -3,6 +3,9 @@
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..errors import ShardError
-from . import engine
-from .cluster import Cluster, launch_errors, line_of
-from .spec import LAUNCHERS, RUNNING, UNENCRYPTED, HostsSpec, is_file
+from . import engine, reaper
+from .cluster import Cluster, launch_errors, leave_nothing, line_of
+from .spec import LAUNCHERS, RUNNING, SSH, UNENCRYPTED, HostsSpec, is_file
 
 TRIES = 3  # ports, where one is taken between being found free and being bound
 LIMIT_S = 120.0  # within which hosts have to come, and then to join
@@ -27,6 +28,15 @@ BEATS = (
     "--HeartMonitor.max_heartmonitor_misses=6",
 )  # a frozen host is told after 3.5 s
 ENCRYPTED = ("--IPController.enable_curve=True", "--ip=*")  # for hosts on other machines
+COMMANDS = {
+    SSH: "ssh",
+    "slurm": "sbatch",
+    "mpi": "mpiexec",
+    "pbs": "qsub",
+    "sge": "qsub",
+    "lsf": "bsub",
+    "htcondor": "condor_submit",
+}  # what ipyparallel's launchers run
 PORT = 8476  # of the coordinator on another machine, as jax's own detection takes it
 LOOPBACK = "127.0.0.1"
 
@@ -49,11 +59,14 @@ def start(
     installed, where hosts do not come in time, and where jax can't join them.
     """
     try:
+        import cloudpickle  # noqa: F401
         import ipyparallel  # noqa: F401
-    except ImportError:
-        raise ShardError(f"{spec} needs ipyparallel", fix=_install()) from None
+    except ImportError as error:
+        raise ShardError(f"{spec} needs {error.name}", fix=_install()) from None
     if spec.is_local:
         _each(devices, spec.count or 1)
+    elif (command := COMMANDS.get(spec.kind)) is not None and shutil.which(command) is None:
+        raise ShardError(f"{spec} is started by {command}, which is not on this machine's PATH")
     say(f"starting {spec.count or 'the'} hosts")
     cluster = _connected(spec, limit_s)
     try:
@@ -67,11 +80,6 @@ def start(
                 cluster.kill()
                 cluster = _connected(spec, limit_s)
         cluster.learn()
-        if cluster.is_local:
-            hub = [process.pid for process in cluster.watched()]
-            for host in range(len(cluster)):
-                more = (hub, str(cluster.folder)) if host == 0 else ()
-                cluster.call(engine.tie, os.getpid(), *more, host=host)
     except BaseException:
         cluster.kill()
         raise
@@ -93,6 +101,8 @@ def opened(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
 def options(spec: HostsSpec, folder: Path) -> dict[str, Any]:
     """What ipyparallel is to start: those of other machines only over encrypted connections. Raises ShardError where
     there can be none."""
+    from traitlets.config import Config
+
     if not spec.is_local:
         import zmq
 
@@ -111,6 +121,8 @@ def options(spec: HostsSpec, folder: Path) -> dict[str, Any]:
         "send_engines_connection_env": True,
         "log_level": logging.CRITICAL,
         "shutdown_atexit": False,  # it waits for each of its processes; `Cluster.kill` does not
+        # What schedulers are given is a file, by default in the notebook's folder.
+        "config": Config({"BatchSystemLauncher": {"batch_file_name": str(folder / "engines")}}),
     }
 
 
@@ -122,39 +134,60 @@ def _connected(spec: HostsSpec, limit_s: float) -> Cluster:
     folder = Path(tempfile.mkdtemp(prefix="jaxshard-hosts-"))  # for its user alone, as its keys are
     own: Any = None
     client: Any = None
+    came = 0
+    watcher: Any = None
     try:
+        watcher = _watched_over(folder)
         own = ipp.Cluster(**options(spec, folder))
         if spec.names:
             own.config.SSHEngineSetLauncher.engines = dict.fromkeys(spec.names, 1)
         own.start_cluster_sync()
-        client = own.connect_client_sync()
+        # Known before it begins: an interrupt in the middle of it leaves a thread and sockets.
+        client = ipp.Client.__new__(ipp.Client)
+        client.__init__(_connections(folder), cluster=own, profile_dir=str(folder), cluster_id=own.cluster_id)
         client.wait_for_engines(spec.count, timeout=limit_s, interactive=False)
     except BaseException as error:
-        came = len(client.ids) if client is not None else 0
-        if client is not None:
-            client.close(linger=0)
-        with suppress(*launch_errors()):
-            if own is not None:
-                own.stop_cluster_sync()
-        _end(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if client is not None:
+                came = len(client.ids)
+                client.close(linger=0)
+            if own is not None and not spec.is_local:
+                _stop_elsewhere(own)
+        finally:
+            leave_nothing(folder, own, watcher)
         if isinstance(error, ShardError) or not isinstance(error, Exception):
             raise
         raise _late(spec, came, error, limit_s) from None
     for path in (folder / "security").glob("*"):  # keys are in them
         path.chmod(0o600)
-    cluster = Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count])
+    cluster = Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count], watcher)
     cluster.learn()
     return cluster
 
 
-def _end(folder: Path) -> None:
-    """End what is left of the processes on this machine that were started for the cluster of this folder: those that
-    were asked to may be busy."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if process.environ().get("IPP_PROFILE_DIR") == str(folder):
-                process.kill()
+def _connections(folder: Path) -> str:
+    """The file that tells a client of a cluster of ours how to connect."""
+    [path] = (folder / "security").glob("ipcontroller*-client.json")
+    return str(path)
+
+
+def _watched_over(folder: Path) -> "subprocess.Popen[Any]":
+    """The process that ends what is started for a folder once this one has ended."""
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    command = [sys.executable, "-P", reaper.__file__, str(os.getpid()), str(folder)]
+    return subprocess.Popen(command, start_new_session=True, **quiet)
+
+
+def _stop_elsewhere(own: Any) -> None:
+    """End what launchers have started on other machines, or asked a scheduler for."""
+    for each in own.engines.values():
+        started = getattr(each, "launchers", None)
+        with suppress(*launch_errors()):
+            if started is None:
+                own.stop_engines_sync()
+                return
+            for launcher in started.values():
+                launcher.signal(signal.SIGKILL)
 
 
 def _late(spec: HostsSpec, came: int, error: Exception, limit_s: float) -> ShardError:
@@ -219,6 +252,7 @@ def _join(cluster: Cluster, devices: int | None, say: Callable[[str], None]) -> 
         where: dict[str, Any] = {"hosts": hosts, "seconds": int(LIMIT_S), "group": cluster.token}
         where["gloo"] = LOOPBACK if alone else "" if spec.unencrypted else None
         where["devices"] = _each(devices, hosts) if simulated else None
+        where["settings"] = engine.numerics()
         if spec.kind not in LAUNCHERS:
             first = spec.names[0].rpartition("@")[2] if spec.names else stand[0].machine if stand else ""
             address = f"{LOOPBACK}:{_port(cluster)}" if alone else f"{first}:{PORT}"

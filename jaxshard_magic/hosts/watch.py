@@ -24,7 +24,9 @@ from . import engine
 from .cluster import ANSWER_S, Cluster
 
 TICK_S = 0.02
-OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
+OUTPUT_S = (
+    5.0  # for the next of what was published before a cell ended, and comes another way than its result
+)
 TOGETHER_S = 0.15  # within which hosts die of one cause
 KILLED = "SIGKILL"
 GRACE_S = 3.0  # from the first end of a host to the next means against the others
@@ -105,7 +107,8 @@ def run(
     ended: dict[int, engine.Ended] = {}
     begun: set[int] = set()
 
-    def relay() -> None:
+    def relay() -> bool:
+        before = said.empty()
         with suppress(queue.Empty):
             while True:
                 host, message = said.get_nowait()
@@ -113,6 +116,7 @@ def run(
                     begun.add(host)
                 else:
                     publish(host, message)
+        return not before
 
     look(cluster)
     with _interrupts() as asked_to_stop:
@@ -150,9 +154,13 @@ def run(
                 first = time.monotonic()
             if left := [host for host in running if host not in ended]:
                 asked[left[0]].wait(TICK_S)
-        for each in asked:
-            each.wait_for_output(OUTPUT_S)
-        relay()
+        end, stops = time.monotonic() + OUTPUT_S, len(asked_to_stop)
+        while time.monotonic() < end and len(asked_to_stop) == stops:
+            complete = all(each.wait_for_output(TICK_S) for each in asked)
+            if relay():
+                end = time.monotonic() + OUTPUT_S
+            elif complete:
+                break
     outcome = Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
     if (steps := outcome.endless) > 0:
         every = tuple(range(len(cluster)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import ShardError, did_you_mean
 from ..introspect import is_a, own_dict
+from ..program.memory_kinds import shape_in
 from ..program.peel import aval, nnx_calls
 from ..program.refused import holds_arrays
 from ..views.format import byte_text
@@ -123,8 +124,7 @@ def _abstracted(values: dict[str, Any]) -> dict[str, Any]:
 def _shape(x: Any) -> Any:
     if not _is_array(x):
         return x
-    shape, dtype, weak = aval(x)
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    return shape_in(*aval(x))
 
 
 def _is_array(x: Any) -> bool:

@@ -1,25 +1,24 @@
-"""Names that a cell reads, hosts lack and the kernel has: modules are imported there, definitions of earlier cells run,
-small values go along. For anything else a line names the cell that made it, to run again."""
+"""Names that a cell reads, the hosts lack and the kernel has: they go along, with what they are made of. For what is
+large or can't be pickled a line names the cell that made it, to run again."""
 
-import ast
-import builtins
-import pickle
 import re
-from collections.abc import Iterable
-from contextlib import suppress
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from ..units import byte_text
 from . import cells
 from .displays import say
+from .hosts_values import Packing
 
 if TYPE_CHECKING:
     from ..hosts.cluster import Cluster
+    from ..hosts.transfer import Transfer
 
-SMALL = 2**24  # bytes of a value that goes along: a tenth of a second to each of two hosts
-_OF_THE_SHELL = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
+_OF_THE_SHELL = re.compile(
+    r"_+|_i+|_i?\d+|_[iod]h|_exit_code|In|Out"
+)  # inputs and outputs, which hosts have their own
+_UNBOUND = re.compile(r"name '(\w+)' is not defined")
+_SENT = re.compile(r"get_ipython\(\)\.run_cell_magic\('hosts'")  # a cell that ran on hosts
 
 
 class Names:
@@ -27,162 +26,82 @@ class Names:
 
     def __init__(self, shell: Any, cluster: "Cluster"):
         self._shell, self._cluster = shell, cluster
-        self._there: set[str] = set()
+        self._sent: dict[str, Any] = {}  # what the names stood for here that were sent
+        self._left: dict[str, int | None] = {}  # what could not go, and its bytes
 
-    def defined(self, text: str) -> None:
-        """A cell ran there: what it binds is there."""
-        self._there |= _bound(text)
+    def bring(self, text: str) -> list[tuple[int, str]]:
+        """Give the hosts what a cell reads and the kernel has, where they lack it or the kernel has bound it anew;
+        what that was is said.
 
-    def bring(self, text: str) -> None:
-        """Give the hosts what a cell reads, they lack and the kernel has; what that was is said. Raises ShardError for
-        a value that is neither small nor can be made there, before anything is sent."""
+        Returns:
+            Cells to run before it, by number, which shard steps as they are in the kernel.
+
+        Raises ShardError, before anything is sent, for a value that the cell has to have and that can't go.
+        """
         from ..hosts import engine
 
-        wanted = {name for name in _read(text) if self._is_ours(name)}
-        if not wanted:
-            return
-        lacking = self._cluster.call(engine.lacking, sorted(wanted), host=0)
-        self._there |= wanted - set(lacking)
-        texts, values, told = self._parts(lacking)
-        if texts:
-            self._cluster.call(engine.define, "\n".join(texts))
-        if values:
-            self._cluster.call(engine.take, values)
-        if told:
-            say(f"to the hosts: {', '.join(told)}")
-            self._there |= set(lacking)
+        reads = cells.reads_of(text)
+        if not (read := {*filter(self._is_ours, reads.possible)}):
+            return []
+        space = self._shell.user_ns
+        lacking, kept = self._cluster.call(engine.lacking, [*filter(self._is_ours, space)], host=0)
+        known = [name for name in kept if name in self._sent]
+        same = [name for name in known if space.get(name) is self._sent[name]]
+        lacking += [name for name in known if name not in same and self._is_ours(name)]
+        words, failed = set(re.findall(r"\w+", text)), dict[str, str]()
+        while wanted := sorted(read.intersection(lacking)):
+            packing = Packing(self._shell, lacking, same, words, failed)
+            packed = packing.transfer(wanted)
+            self._left |= packing.left
+            if refused := next(
+                (name for name in wanted if name in reads.certain & packing.left.keys()), None
+            ):
+                why = f": {failed[refused]}" if refused in failed else ""
+                raise ShardError(f"{self._elsewhere(refused)}{why}")
+            if packed is None or not (more := self._send(packed)):
+                if packing.told:
+                    say(f"to the hosts: {', '.join(packing.told)}")
+                return packing.steps
+            failed |= more
+        return []
+
+    def missed(self, error: tuple[str, str]) -> str | None:
+        """The line that says where a name comes from which a cell did not find on the hosts; None for other errors."""
+        kind, message = error
+        found = _UNBOUND.search(message) if kind == NameError.__name__ else None
+        return self._elsewhere(found[1]) if found is not None and self._is_ours(found[1]) else None
+
+    def _send(self, packed: "Transfer") -> dict[str, str]:
+        """Send names. What could not be bound on a host, and why."""
+        from ..hosts import engine
+
+        answers = self._cluster.call(engine.take, packed)
+        failed = {name: why for each in answers for name, why in each.items()}
+        if not failed:
+            self._sent |= {item.name: self._shell.user_ns[item.name] for item in packed.items}
+        return failed
 
     def _is_ours(self, name: str) -> bool:
-        return (
-            name not in self._there
-            and name not in _OF_THE_SHELL
-            and name[:1] != "_"
-            and name in self._shell.user_ns
-            and not hasattr(builtins, name)
-        )
+        """Whether a name is the notebook's: not one that the shell has given a value."""
+        space, hidden = self._shell.user_ns, self._shell.user_ns_hidden
+        if name not in space or _OF_THE_SHELL.fullmatch(name):
+            return False
+        return name not in hidden or space[name] is not hidden[name]
 
-    def _parts(self, names: Iterable[str]) -> tuple[list[str], dict[str, Any], list[str]]:
-        texts, values, told, seen = [], {}, [], set[str]()
-        todo = list(names)
-        while todo:
-            name = todo.pop(0)
-            if name in seen:
-                continue
-            seen.add(name)
-            value = self._shell.user_ns[name]
-            if (line := cells.as_text(name, value)) is not None:
-                texts.insert(0, line)
-                told.append(name)
-            elif (source := self._definition(name)) is not None:
-                more = [each for each in _read(source) if self._is_ours(each) and each not in seen]
-                texts.append(source)
-                todo = [*more, *todo]
-                told.append(f"{name}, defined in an earlier cell")
-            elif (size := _pickled(value)) is not None and size <= SMALL:
-                values[name] = value
-                told.append(f"{name}, {byte_text(size)}")
-            else:
-                raise ShardError(self._elsewhere(name, size))
-        return [*_imports_first(texts)], values, told
-
-    def _elsewhere(self, name: str, size: int | None) -> str:
-        number = next(
-            (
-                n
-                for n in range(len(self._shell.user_ns.get("In", ())) - 1, 0, -1)
-                if name in self._bound_by(n)
-            ),
-            None,
-        )
+    def _elsewhere(self, name: str) -> str:
+        number = self._made_by(name)
         which = "the cell that makes it" if number is None else f"cell [{number}], which makes it,"
+        size = self._left.get(name)
         held = "" if size is None else f" and takes {byte_text(size)}"
         return f"{name} is in this kernel{held}, and not on the hosts: run {which} again, there"
 
-    def _definition(self, name: str) -> str | None:
-        """The text of the function or class that a cell defines under a name; None where the last cell that binds it
-        does so otherwise."""
+    def _made_by(self, name: str) -> int | None:
+        """The number of the last cell that ran in this kernel and binds a name."""
         inputs = self._shell.user_ns.get("In", ())
-        for text in reversed(inputs[1:]):
-            if name not in _bound(text):
-                continue
-            tree, body = parsed(text)
-            found = [
-                node
-                for node in ([] if tree is None else tree.body)
-                if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-                and node.name == name
-            ]
-            if not found:
-                return None
-            lines = body.splitlines()
-            first = min([found[-1].lineno, *(each.lineno for each in found[-1].decorator_list)])
-            return "\n".join(lines[first - 1 : found[-1].end_lineno])
+        typed = self._shell.history_manager.input_hist_raw if self._shell.history_manager is not None else []
+        for number in range(len(inputs) - 1, 0, -1):
+            if _SENT.match(inputs[number]) is None:
+                texts = inputs[number], typed[number] if number < len(typed) else ""
+                if any(name in s.binds | s.binds_later for text in texts for s in cells.statements_of(text)):
+                    return number
         return None
-
-    def _bound_by(self, number: int) -> set[str]:
-        return _bound(self._shell.user_ns["In"][number])
-
-
-def _imports_first(texts: list[str]) -> list[str]:
-    return sorted(texts, key=lambda text: not text.startswith(("import ", "from ")))
-
-
-def parsed(text: str) -> tuple[ast.Module | None, str]:
-    """A cell parsed, without the line of its cell magic and with `pass` for those of others, and that text; None where
-    it is no Python."""
-    body = re.sub(r"\A\s*%%[^\n]*\n?", "", text)
-    body = re.sub(r"^([ \t]*)[%!][^\n]*$", r"\1pass", body, flags=re.MULTILINE)
-    with suppress(SyntaxError):
-        return ast.parse(body), body
-    return None, body
-
-
-def _read(text: str) -> list[str]:
-    """The names that a cell, or a definition, reads."""
-    tree, _ = parsed(text)
-    if tree is None:
-        return []
-    return [
-        *dict.fromkeys(
-            n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-        )
-    ]
-
-
-def _bound(text: str) -> set[str]:
-    """The names that a cell binds, as far as its text tells."""
-    tree, _ = parsed(text)
-    if tree is None:
-        return set()
-    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return found
-
-
-def _pickled(value: Any) -> int | None:
-    """Bytes that a value takes on its way; None where it can't go."""
-    if isinstance(value, ModuleType) or not _is_data(value):
-        return None
-    try:
-        return len(pickle.dumps(value))
-    except Exception:  # whatever a class of the user's raises when it is taken apart
-        return None
-
-
-def _is_data(value: Any, depth: int = 4) -> bool:
-    """Numbers, text, arrays and what is made of them: a value that means the same on the hosts."""
-    import jax
-    import numpy as np
-
-    if isinstance(
-        value, jax.Array | np.ndarray | np.generic | bool | int | float | complex | str | bytes | type(None)
-    ):
-        return True
-    if not depth or not isinstance(value, dict | list | tuple | set | frozenset):
-        return False
-    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    return all(_is_data(part, depth - 1) for part in parts)

@@ -8,16 +8,10 @@ from typing import Any
 
 from IPython.display import display
 
-# What jaxlib writes on file descriptor 1, piece by piece from several threads at once: pieces, and numbers among them.
-_GLOO = re.compile(
-    r"(?:\d+)?(?:(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
-    r"Expected number of connected peer ranks is : )(?:\d+\n?)*)+\n*"
-)
 _PROCESS = re.compile(
     r"(?<=ipykernel_)\d+|(?<= at 0x)[0-9a-f]+"
 )  # by which hosts differ: in the path of a cell, in a repr
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_USAGE = "UsageError: "  # which the kernel raises in its turn
 _TOLD = (
     "HostFailed",
     "Interrupted",
@@ -42,10 +36,11 @@ class Value:
 
 class Output:
     """One cell's output. `received(kind, data)` is given what host 0 shows of ours, and gives what is shown for it;
-    what comes after an error of the cell is `late`, to be shown below the line that tells of it."""
+    what comes after an error of the cell is `late`, to be shown below the line that tells of it. `prints`: whether what
+    is printed is shown."""
 
-    def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any]):
-        self._shell, self._received = shell, received
+    def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any], prints: bool = True):
+        self._shell, self._received, self._prints = shell, received, prints
         self._said = [""] * hosts
         self._errors: dict[int, list[str]] = {}
         self.value: Any = None
@@ -54,9 +49,9 @@ class Output:
     def publish(self, host: int, message: dict[str, Any]) -> None:
         """Take one message, in the order in which a host sent them."""
         kind, content = message["header"]["msg_type"], message["content"]
+        if kind == "stream" and not self._prints:
+            return
         if kind == "stream":
-            text = _GLOO.sub("", content["text"])
-            content = {**content, "text": "" if text.startswith(_USAGE) else text}
             self._said[host] += content["text"]
         elif kind == "execute_result":
             self._said[host] += content["data"].get("text/plain", "") + "\n"

@@ -165,15 +165,24 @@ class OnHosts:
             if (settings := self._settings()) != self._settled:
                 cluster.call(engine.settle, settings)
                 self._settled = settings
-            names.bring(text)
+            first = names.bring(text)
         except watch.HostsLost as lost:
             raise UsageError(self._told(lost)) from None
         except ShardError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
             raise Interrupted(watch.NOT_BEGUN) from None
-        number = len(self._shell.user_ns["In"]) - 1
-        output = Output(self._shell, len(cluster), lambda kind, data: self._received(kind, data, text))
+        for number, cell in first:
+            self._watched(cluster, names, number, cell, prints=False)
+        return self._watched(cluster, names, len(self._shell.user_ns["In"]) - 1, text)
+
+    def _watched(self, cluster: "Cluster", names: Names, number: int, text: str, prints: bool = True) -> Any:
+        """Run a cell on all hosts under a number, as `run`; what it prints is shown where `prints`."""
+        from ..hosts import watch
+
+        output = Output(
+            self._shell, len(cluster), lambda kind, data: self._received(kind, data, text), prints
+        )
         self._running = True
         try:
             outcome = watch.run(cluster, text, f"{number}.{next(_cells)}", number, output.publish)
@@ -186,13 +195,13 @@ class OnHosts:
         for shown in output.late:
             self._later(shown)
         output.others()
-        names.defined(text)
         if (failed := outcome.failed) is not None and failed > 0:
             output.error_of(failed)
         if outcome.interrupted:
             raise Interrupted(outcome.told())
-        if any(each.error is not None for each in outcome.hosts):
-            raise UsageError(outcome.told())
+        if errors := [each.error for each in outcome.hosts if each.error is not None]:
+            missed = next(filter(None, map(names.missed, errors)), None)
+            raise UsageError(outcome.told() if missed is None else missed)
         return output.value
 
     def rescue(self, names: Sequence[str]) -> str:
@@ -208,7 +217,7 @@ class OnHosts:
             raise ShardError(f"no host is left: {cluster.died}. {cluster.again}")
         cluster.has_left()
         try:
-            found = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
+            found, without, keys = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
         except ShardError as error:
             way = (
                 "the step's own .gather(...) brings it there"
@@ -217,7 +226,9 @@ class OnHosts:
             )
             raise ShardError(f"{error}. Under dp every host has all of it; else {way}") from None
         self._shell.user_ns.update(found)
-        return f"{', '.join(names)}: brought to this kernel from host {host}, as NumPy arrays"
+        more = "; of typed keys their numbers, of which jax.random.wrap_key_data makes keys" if keys else ""
+        left = f"; left there: {', '.join(without)}" if without else ""
+        return f"{', '.join(names)}: brought to this kernel from host {host}, as NumPy arrays{more}{left}"
 
     def shapes(self, names: Iterable[str]) -> dict[str, Any]:
         """The arrays that hosts have under names that mean nothing in the kernel, as shapes."""

@@ -11,6 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from ..errors import ShardError
+from ..program.callbacks import calls_host
 from ..program.capture import Gradient, gradients_of
 from ..program.emit import Emitter
 from ..program.flow import Flow
@@ -22,10 +23,10 @@ from .piecewise import Piecewise, laid_out
 
 
 class _Flat(Emitter):
-    """Opens conditions: all their branches are run, and one is chosen for each result."""
+    """Opens conditions: all their branches are run, and one is chosen for each result, but where one alone may run."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.name != "cond" or e.eqn.effects:
+        if e.name != "cond" or _one_alone(e):
             return super().equation(e, values)
         branches = [self.run(door.scope, values[1:]) for door in e.doors]
         which = jnp.asarray(values[0])
@@ -38,6 +39,14 @@ class _Flat(Emitter):
             else lax.select_n(_index(which, len(outs)), *(_array(x, aval) for x in outs))
             for aval, *outs in zip(avals, *branches, strict=True)
         ]
+
+
+def _one_alone(e: Equation) -> bool:
+    """Return whether only one branch of a condition may run: others have effects, call functions of the host, are for
+    other platforms, or hold a loop that may go on for ever."""
+    if e.eqn.effects or "branches_platforms" in e.params:
+        return True
+    return any(inner.name == "while" or calls_host(inner.eqn) for inner in e.inside())
 
 
 def _array(x: Any, aval: Any) -> Any:

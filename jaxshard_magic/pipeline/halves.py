@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..gradients.part import Part
+from ..program import control_flow
 from ..program.emit import Emitter
 from ..program.flow import needed
 from ..program.ir import Door, Equation, Program, Value
@@ -130,7 +130,8 @@ class _InHalves(Emitter):
             n = len(carries)
             return tuple(map(jnp.asarray, outs[:n])), (tuple(outs[n:]), tuple(rest))
 
-        start = tuple(jnp.asarray(values[consts + i]) for i in carries)
-        kept = {k: e.params[k] for k in ("length", "reverse", "unroll")}
-        carry, (ys, extra) = lax.scan(trip, start, (tuple(values[consts + carried :]), tuple(given)), **kept)
+        start = [values[consts + i] for i in carries]
+        carry, (ys, extra) = control_flow.scan(
+            e, trip, start, (tuple(values[consts + carried :]), tuple(given))
+        )
         return [*carry, *ys], list(extra)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..program import control_flow
 from ..program.ir import Equation, Program
 from ..program.primitives import bind, scan_counts
 from ..program.replay import Replay
@@ -73,12 +74,11 @@ class CutScans(Replay):
             outs = self.body(scope, [*fixed, *carry, *x])
             return tuple(outs[:carried]), tuple(outs[i] for i in stacked)
 
-        carry = tuple(jnp.asarray(x) for x in carry)
         for k, stage in enumerate(cut.stages):
             first, end = cut.bounds[k : k + 2]
             with jax.named_scope(stage_name(stage)):
                 xs = tuple(self._layers(x, cut, k) for x in values[consts + carried :])
-                carry, ys = lax.scan(trip, carry, xs, length=end - first, unroll=e.params["unroll"])
+                carry, ys = control_flow.scan(e, trip, carry, xs, end - first)
                 made.append(ys)
         with jax.named_scope(stage_name(cut.stages[-1])):
             whole = {i: jnp.concatenate(parts) for i, *parts in zip(stacked, *made, strict=True)}

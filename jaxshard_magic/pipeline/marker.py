@@ -27,4 +27,5 @@ def cut(x: T) -> T:
 
 
 def _marked(leaf: Any) -> Any:
-    return checkpoint_name(leaf, NAME) if isinstance(leaf, Tracer) else leaf
+    array = isinstance(leaf, Tracer) and isinstance(leaf, jax.Array)  # not a jax.Ref
+    return checkpoint_name(leaf, NAME) if array else leaf

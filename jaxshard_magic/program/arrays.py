@@ -42,6 +42,10 @@ def _numeric(x: Any) -> bool:
 
 
 def plain_tree(value: Any) -> Any:
-    """`value` with nested dicts of arrays for NNX objects."""
-    is_node = _is_node if "flax.nnx" in sys.modules else None
-    return jax.tree.map(lambda x: nnx_calls().as_dicts(x) if _is_node(x) else x, value, is_leaf=is_node)
+    """`value` with nested dicts of arrays for NNX objects and states, and values for Variables."""
+    if "flax.nnx" not in sys.modules:
+        return value
+    calls = nnx_calls()
+    return jax.tree.map(
+        lambda x: calls.as_dicts(x) if calls.has_arrays(x) else x, value, is_leaf=calls.has_arrays
+    )

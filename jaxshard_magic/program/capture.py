@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,15 +11,19 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching
+from jax.tree_util import register_pytree_node_class
 
 from ..errors import ShardError
 from .batching.walk import OPAQUE
 from .emit import Emitter
 from .hooks import Vjp, gradients_by
 from .ir import Equation, Program
-from .primitives import is_literal
+from .lines import users_line
+from .primitives import bind, has_checks, hoisted, is_literal
+from .references import discharged, makes_references, reads_references
 from .replay import Replay, retraced
-from .trace import Traced, hoisted, marking
+from .trace import Traced, marking
+from .untraceable import unbound
 
 gradient_p = Primitive(OPAQUE)
 gradient_p.multiple_results = True
@@ -92,24 +97,99 @@ def capturing(inner: Vjp) -> Vjp:
         naux = aux_tree.num_leaves
         if len(closed.out_avals) != naux + 1 or closed.out_avals[0].shape:
             return inner(fun, *primals, has_aux=has_aux, **options)
+        if has_checks(closed):
+            raise ShardError(
+                "the loss has a checkify.check and gives its error to a checkify outside of the gradient call, which "
+                "pp and options for the gradients (--microbatches, --remat, --precision) take later: have the loss "
+                "return it (err, loss = checkify.checkify(loss)(...), has_aux=True), or use dp, fsdp or tp alone"
+            )
+        closed = _with_rules(closed)
         known = {k: x for k, x in enumerate(closed.consts) if _is_known(x)}
-        call = Gradient(hoisted(closed), len(closed.consts), known)
-        operands = [*closed.consts, *(leaves[i] for i in moving)]
+        references = [x for x in closed.consts if isinstance(x, jax.Ref)]
+        call = Gradient(discharged(hoisted(closed)), len(closed.consts), known)
+        values = [x[...] if isinstance(x, jax.Ref) else x for x in closed.consts]
+        operands = [*values, *(leaves[i] for i in moving)]
         outs = gradient_p.bind(*operands, gradient=call)
-        gradients = outs[1 + naux :]
+        for reference, x in zip(references, outs[1 + naux : call.outs], strict=True):
+            reference[...] = x
         handed_on = dict(zip(call.loss.jaxpr.invars, operands, strict=True))
 
-        def back(cotangent):
-            found = [np.zeros(np.shape(x), jax.dtypes.float0) for x in leaves]
-            for i, g in zip(moving, gradients, strict=True):
-                found[i] = g if _is_one(cotangent) else g * cotangent.astype(g.dtype)
-            return jax.tree.unflatten(tree, found)
-
-        pairs = zip(call.loss.jaxpr.outvars[1:], outs[1 : 1 + naux], strict=True)
+        moved = iter(outs[call.outs :])
+        nothing = (np.zeros(np.shape(x), jax.dtypes.float0) for x in leaves)
+        back = _Back(tree.unflatten([next(moved) if i in moving else x for i, x in enumerate(nothing)]))
+        pairs = zip(call.loss.jaxpr.outvars[1 : 1 + naux], outs[1 : 1 + naux], strict=True)
         aux = jax.tree.unflatten(aux_tree, [x if is_literal(v) else handed_on.get(v, x) for v, x in pairs])
         return (outs[0], back, aux) if has_aux else (outs[0], back)
 
     return vjp
+
+
+@register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class _Back:
+    """What `jax.vjp` gives back of a captured call, whose `gradients` are there. A pytree, as that is."""
+
+    gradients: tuple[Any, ...]
+
+    def __call__(self, cotangent: Any) -> tuple[Any, ...]:
+        return (
+            self.gradients if _is_one(cotangent) else jax.tree.map(partial(_times, cotangent), self.gradients)
+        )
+
+    def with_refs(self, *_: Any) -> Any:
+        raise ShardError(
+            "the step has jax.vjp add gradients to references (with_refs), where pp and options for the gradients "
+            "(--microbatches, --remat, --precision) have no place: add up what the function returns, or use dp, fsdp "
+            "or tp alone"
+        )
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.gradients,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "_Back":
+        return cls(*children)
+
+
+def _times(cotangent: Any, gradient: Any) -> Any:
+    exact = gradient.dtype == jax.dtypes.float0
+    return gradient if exact else gradient * cotangent.astype(gradient.dtype)
+
+
+class _KeepingRules(Replay):
+    """Runs a loss whose functions with derivative rules of their own turn their references into arrays themselves."""
+
+    def equation(self, e: Equation, values: list) -> list:
+        if not _has_references(e):
+            return super().equation(e, values)
+        eqn = e.eqn.replace(params={**e.params, "call_jaxpr": discharged(e.params["call_jaxpr"])})
+        return self.after(e, bind(eqn, self.before(e, values)))
+
+
+def _has_references(e: Equation) -> bool:
+    """Return whether a function with a derivative rule of its own makes references that it alone uses."""
+    return e.primitive.custom and makes_references(e.eqn)
+
+
+def _with_rules(loss: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a loss of which `discharged` drops no derivative rule.
+
+    Raises ShardError for a function with such a rule that is called with a reference: the rule may write it in the
+    backward pass.
+    """
+    if not makes_references(loss) and not any(isinstance(x, jax.Ref) for x in loss.consts):
+        return loss
+    program = Program(loss)
+    for e in program.equations:
+        if e.primitive.custom and reads_references(e.eqn):
+            line = users_line(e.eqn)
+            where = "" if line is None else f" ({line})"
+            raise ShardError(
+                f"the loss hands a jax.Ref to a function with a derivative rule of its own{where}; pp and options for "
+                "the gradients (--microbatches, --remat, --precision) don't know what the rule writes: use dp, fsdp or "
+                "tp alone, or have the function return it"
+            )
+    return retraced(_KeepingRules(program)) if any(map(_has_references, program.equations)) else loss
 
 
 def _is_known(x: Any) -> bool:
@@ -161,8 +241,17 @@ def taken(call: Gradient, loss: Any, operands: Sequence[Any], seed: Any = None) 
         value, *aux = loss(*operands[:n], *primals)
         return value, aux
 
-    value, back, aux = jax.vjp(flat, *operands[n:], has_aux=True)
-    return [value, *aux, *back(jnp.ones_like(value) if seed is None else jnp.asarray(seed, value.dtype))]
+    try:
+        value, back, aux = jax.vjp(flat, *operands[n:], has_aux=True)
+        return [value, *aux, *back(jnp.ones_like(value) if seed is None else jnp.asarray(seed, value.dtype))]
+    except NameError as error:
+        if (name := unbound(error)) is None:
+            raise
+        raise ShardError(
+            f"the loss maps a function with a derivative rule of its own by jax.vmap(axis_name={name!r}), whose rule "
+            "JAX can't trace later than the function; pp and options for the gradients (--microbatches, --remat, "
+            "--precision) do: use dp, fsdp or tp alone, or take the rule off the function"
+        ) from error
 
 
 def with_gradients(captured: Traced, taking: Taking) -> Traced:

@@ -4,10 +4,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+from jax._src import api
 from jax.stages import Compiled, Lowered
 
 from .lines import lines_kept
+
+jit: Any = api.jit  # jax.jit may be another: Equinox's, which lowers nothing, under EQX_ON_ERROR=breakpoint
 
 
 @contextmanager

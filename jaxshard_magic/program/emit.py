@@ -3,16 +3,14 @@
 Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
 from jax._src.source_info_util import current_name_stack, new_name_stack  # jax has no public form
 
+from . import control_flow
 from .ir import Door, Equation, Program, Scope
 from .lines import Calls, user_context
 from .primitives import bind, scan_counts
@@ -90,13 +88,12 @@ class Emitter:
         if e.name == "while":
             return self._while(e, values, *e.doors)
         if e.name == "cond":
-            branches = [lambda *xs, s=door.scope: tuple(self.body(s, xs)) for door in e.doors]
-            return list(lax.switch(values[0], branches, *values[1:]))
+            branches = [self._function(door.scope) for door in e.doors]
+            return control_flow.cond(e, branches, values[0], values[1:])
+        if e.primitive.remat and e.params["differentiated"] and e.params["prevent_cse"]:
+            return self.body(e.doors[0].scope, control_flow.prevent_cse(e, values))
         if e.doors:
-            scope = e.doors[0].scope
-            if e.primitive.remat and e.params.get("differentiated") and e.params.get("prevent_cse"):
-                return self.body(scope, lax.optimization_barrier(tuple(values)))
-            return self.run(scope, values)
+            return self.run(e.doors[0].scope, values)
         return self.after(e, self.result(e, self.before(e, values)))
 
     def _scan(self, e: Equation, values: list, door: Door) -> list:
@@ -107,22 +104,15 @@ class Emitter:
             outs = self.body(door.scope, [*fixed, *carry, *x])
             return tuple(outs[:carried]), tuple(outs[carried:])
 
-        kept = {k: e.params[k] for k in ("length", "reverse", "unroll")}
-        carry, ys = lax.scan(trip, tuple(map(_array, start)), tuple(xs), **kept)
+        carry, ys = control_flow.scan(e, trip, start, tuple(xs))
         return [*carry, *ys]
 
     def _while(self, e: Equation, values: list, body: Door, test: Door) -> list:
         tested, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
-        start = tuple(map(_array, values[tested + fixed :]))
+        condition = self._function(test.scope, values[:tested])
+        trip = self._function(body.scope, values[tested : tested + fixed])
+        return control_flow.while_loop(e, condition, trip, values[tested + fixed :])
 
-        def goes_on(carry):
-            return self.run(test.scope, [*values[:tested], *carry])[0]
-
-        def trip(carry):
-            return tuple(self.body(body.scope, [*values[tested : tested + fixed], *carry]))
-
-        return list(lax.while_loop(goes_on, trip, start))
-
-
-def _array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    def _function(self, scope: Scope, constants: Sequence[Any] = ()) -> Callable[..., list]:
+        """A body that stays one, as a function of its inputs after `constants`."""
+        return lambda *xs: self.body(scope, [*constants, *xs])

@@ -1,10 +1,12 @@
 """What stands in the place of JAX's own functions while a thread traces a step, and no longer."""
 
 import functools
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -14,8 +16,10 @@ from jax._src import (  # jax.grad, nnx and equinox all reach `api.vjp`; nothing
     pjit,
 )
 from jax._src.interpreters import partial_eval  # public form
+from jax._src.lax.control_flow.loops import associative_scan
 
 Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
+Scan = Callable[..., Any]  # the same for jax.lax.associative_scan
 
 _config: Any = jax.config
 _VJP = ((api, "vjp"), (jax, "vjp"))
@@ -31,13 +35,29 @@ _tracing = jax.make_user_context(
     None
 )  # one for all: each that is made becomes part of the keys of JAX's caches
 _epoch = itertools.count(1)
+# `associative_scan` has another code while a step is traced: whoever imported it by name, and the derivative rules of
+# JAX's own running products and maxima, hold the function itself. The second one keeps JAX's code.
+_jax_scan = inspect.unwrap(associative_scan)
+_own_scan = FunctionType(_jax_scan.__code__, _jax_scan.__globals__, argdefs=_jax_scan.__defaults__)
+
+
+def _traced_scan(fn, elems, reverse=False, axis=0):  # runs among the names of JAX's module
+    from jaxshard_magic.program.hooks import dispatched_scan
+
+    return dispatched_scan(fn, elems, reverse, axis)
+
+
+def dispatched_scan(*args: Any) -> Any:
+    """`jax.lax.associative_scan`, or what the calling thread has in its place."""
+    return _own_scan(*args) if _mine.scan is None else _mine.scan(*args)
 
 
 class _Mine(threading.local):
-    """What this thread traces with: `vjp` in the place of JAX's, and functions by those that they stand for;
+    """What this thread traces with: `vjp` and `scan` in the place of JAX's, and functions by those that they stand for;
     `looks_for_leaks`: whether the user's own code is to be looked at for leaked tracers, and nothing else."""
 
     vjp: Vjp | None = None
+    scan: Scan | None = None
     looks_for_leaks: bool = False
     stand_ins: dict[Callable[..., Any], Callable[..., Any]] | None = None
 
@@ -90,8 +110,9 @@ class _Hooks:
             if self._users > 1:
                 return
             self.vjp = api.vjp
-            hooks = {place: _dispatching(self.vjp) for place in _VJP}
+            hooks: dict[tuple[Any, str], Any] = {place: _dispatching(self.vjp) for place in _VJP}
             hooks |= {(module, name): _Forgetting(getattr(module, name)) for module, name in _CACHES}
+            hooks[_jax_scan, "__code__"] = _traced_scan.__code__
             self._originals = [(module, name, getattr(module, name)) for module, name in hooks]
             for (module, name), hook in hooks.items():
                 setattr(module, name, hook)
@@ -132,6 +153,19 @@ def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
             yield
         finally:
             _mine.vjp = outer
+
+
+@contextmanager
+def scans_by(seen: Callable[[Scan], Scan]) -> Iterator[None]:
+    """While this thread traces, associative scans, in jits that already ran too, are made with
+    `seen(jax.lax.associative_scan)`."""
+    with anew():
+        outer = _mine.scan
+        _mine.scan = seen(outer or _own_scan)
+        try:
+            yield
+        finally:
+            _mine.scan = outer
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 All that reads or rewrites a step (links, roles, strategies, re-emission) goes over this one form.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from .primitives import called, is_literal, opened, scan_counts, shape_of
+from .primitives import called, is_literal, opened, scan_counts, shape_of, without_mapped_axes
 from .primitives.contractions import Contraction
 from .primitives.primitive import Primitive
 from .primitives.table import primitive_of
@@ -148,7 +149,7 @@ class Program:
         scope = Scope(
             jaxpr, consts, [known[v] for v in jaxpr.invars], [], [known[v] for v in jaxpr.constvars]
         )
-        for eqn in jaxpr.eqns:
+        for eqn in itertools.chain.from_iterable(map(without_mapped_axes, jaxpr.eqns)):
             outs = [self._value(v) for v in eqn.outvars]
             e = Equation(len(self.equations), eqn, [read(v) for v in eqn.invars], outs, trips, outer)
             known.update(zip(eqn.outvars, outs, strict=True))

@@ -8,8 +8,9 @@ from jax.extend.core import ClosedJaxpr
 
 from .capture import Gradient, gradient_p, gradients_of
 from .ir import Equation, Program, Value
+from .primitives import hoisted
 from .replay import Replay, retraced
-from .trace import Traced, hoisted
+from .trace import Traced
 
 F = TypeVar("F")
 Losses = Mapping[int, ClosedJaxpr]

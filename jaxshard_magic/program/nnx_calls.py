@@ -31,6 +31,11 @@ _PLAIN = (str, bytes, int, float, complex, NoneType, type, FunctionType, np.ndar
 is_node = graphlib.is_graph_node
 
 
+def is_object(x: Any) -> bool:
+    """Whether `x` is an NNX object with attributes. A Variable is none: it is a pytree of its value."""
+    return is_node(x) and not isinstance(x, nnx.Variable)
+
+
 @dataclass(frozen=True)
 class Nodes:
     """The NNX objects of one call, opened together so that what they share stays shared.
@@ -250,9 +255,16 @@ def move(node: Any, put: Callable[[list[Any]], Sequence[Any]]) -> None:
     nnx.update(node, structure.unflatten(put(arrays)))
 
 
-def as_dicts(node: Any) -> Any:
-    """The arrays of an object in nested dicts, by the names of its attributes."""
-    return nnx.to_pure_dict(nnx.state(node))
+def has_arrays(x: Any) -> bool:
+    """Whether `x` is an NNX object, state or Variable, of which `as_dicts` takes the arrays."""
+    return is_node(x) or isinstance(x, nnx.State)
+
+
+def as_dicts(x: Any) -> Any:
+    """The arrays of an NNX object or state in nested dicts, by the names of attributes; of a Variable its value."""
+    if isinstance(x, nnx.Variable):
+        return x.get_raw_value()
+    return nnx.to_pure_dict(x if isinstance(x, nnx.State) else nnx.state(x))
 
 
 def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from ..introspect import attribute
 from . import in_place
 from .held import Same, held_key
 from .lines import calls_users_code
+from .memory_kinds import memory_kind, on_host, shape_in
 from .python_state import NO_INPUTS, Inputs, Kind, PythonState, Reach
 from .refused import refuse, refuse_result, static_key
 from .trace import path_name
@@ -129,14 +130,13 @@ class Peeled:
         if self.nodes is not None:
             inside = nnx_calls().Inside(self.nodes, leaves[: self.node_leaves])
             full.update(zip(self.node_places, inside.roots, strict=True))
-        args, kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
-        args = list(args)
+        [*args], kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
         for i in sorted(k for k in self.statics if isinstance(k, int)):
             args.insert(i, self.statics[i])
         named = {k: v for k, v in self.statics.items() if isinstance(k, str)}
         before = None if self.step.jitted else in_place.Before(args, kwargs, node_test(self.step))
         with self.inputs_read.holding(leaves[first_read:]) if self.inputs_read.slots else nullcontext():
-            result = self.step.inner(*args, **kwargs, **named)
+            result = on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host)
         return self._close(result, inside, before)
 
     def _close(
@@ -298,19 +298,18 @@ def _is_traced(x: Any, step: Step) -> bool:
     return isinstance(x, _ARRAYS) or type(x) in step.numbers
 
 
-def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, dtype and weak type: what decides whether two calls run the same program."""
-    if isinstance(x, jax.Array):
-        return x.shape, x.dtype, getattr(x, "weak_type", False)  # typed keys have none
+def aval(x: Any) -> tuple[tuple[int, ...], Any, bool, str | None]:
+    """Shape, dtype, weak type and memory kind: what decides whether two calls run the same program."""
     if isinstance(x, jax.ShapeDtypeStruct):  # may have a dtype that an array would not get
-        return x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True), bool(x.weak_type)
-    of = jax.typeof(x)
-    return of.shape, of.dtype, of.weak_type
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        return x.shape, dtype, bool(x.weak_type), memory_kind(x)
+    of = x if isinstance(x, jax.Array) else jax.typeof(x)
+    return of.shape, of.dtype, getattr(of, "weak_type", False), memory_kind(x)  # typed keys have none
 
 
 def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """What to trace with: no array's sharding gets into the program."""
-    return [jax.ShapeDtypeStruct(s, d, weak_type=w) for s, d, w in map(aval, leaves)]
+    """What to trace with: no array's sharding gets into the program, but for the memory that it lies in."""
+    return [shape_in(*each) for each in map(aval, leaves)]
 
 
 class _GraphKey:

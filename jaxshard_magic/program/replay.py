@@ -6,9 +6,11 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from . import control_flow
 from .emit import Emitter
 from .ir import Equation, Program, Scope
 from .primitives import bind
+from .references import discharged
 
 
 class Replay(Emitter):
@@ -19,9 +21,7 @@ class Replay(Emitter):
         if e.primitive.custom:
             return self.after(e, bind(e.eqn, self.before(e, values)))
         if e.primitive.remat:
-            scope = e.doors[0].scope
-            kept = {k: e.params[k] for k in ("policy", "prevent_cse")}
-            return list(jax.checkpoint(lambda *xs: tuple(self.body(scope, xs)), **kept)(*values))
+            return control_flow.checkpoint(e, self._function(e.doors[0].scope), values)
         return super().equation(e, values)
 
 
@@ -44,7 +44,7 @@ def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr
     """What a replay makes of its program, as a jaxpr; `avals`: other inputs than the program's. Its constants are those
     that jits of the program hold."""
     given = replay.program.closed.in_avals if avals is None else avals
-    return jax.make_jaxpr(lambda *xs: replay(*xs))(*given)
+    return discharged(jax.make_jaxpr(lambda *xs: replay(*xs))(*given))
 
 
 def replayed(closed: ClosedJaxpr, kind: type[Replay], *options: Any) -> ClosedJaxpr:

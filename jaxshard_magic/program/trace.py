@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr
-from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
+from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr, register_pytree_node_class
 
+from ..errors import ShardError
 from .hooks import Vjp, gradients_by
+from .memory_kinds import traced_as
+from .primitives import hoisted
+from .references import discharged
 
 _CLOSURE = "closure"
 DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
@@ -72,31 +76,23 @@ def trace(
         return outs
 
     with gradients_by(seen or marking):
-        closed = jax.make_jaxpr(flat)(*leaves)
+        closed = discharged(jax.make_jaxpr(flat)(*map(traced_as, leaves)))
     consts = tuple(closed.consts)
+    if any(isinstance(x, jax.Ref) for x in consts):
+        raise ShardError(
+            "the step reads or writes a jax.Ref that was made outside of it, which no strategy places: make it in the "
+            "step (jax.new_ref), or pass its array and return the new one"
+        )
     names = [(GetAttrKey(_CLOSURE), SequenceKey(i)) for i in range(len(consts))]
     return Traced(hoisted(closed), (*names, *in_paths), paths, consts)
-
-
-def hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """`closed` with its constants as its first inputs."""
-    jaxpr = closed.jaxpr
-    if not jaxpr.constvars:
-        return closed
-    debug = jaxpr.debug_info
-    if hasattr(debug, "_replace"):
-        debug = debug._replace(arg_names=None)
-    return ClosedJaxpr(
-        jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=debug), []
-    )
 
 
 def mark(tree: Any, name: str) -> Any:
     """The arrays of `tree` that have derivatives, named."""
 
     def one(x):
-        inexact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
-        return checkpoint_name(x, name) if inexact else x
+        array = hasattr(x, "dtype") and not isinstance(x, jax.Ref)
+        return checkpoint_name(x, name) if array and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     return jax.tree.map(one, tree)
 
@@ -107,6 +103,27 @@ def marking(inner: Vjp) -> Vjp:
     def vjp(fun, *primals, **options):
         out, back, *aux = inner(fun, *mark(primals, DIFFERENTIATED), **options)
         value = mark(out, VALUE) if getattr(out, "shape", None) == () else out
-        return (value, lambda *cotangents: mark(back(*cotangents), GRADIENT), *aux)
+        return (value, _Marked(back), *aux)
 
     return vjp
+
+
+@register_pytree_node_class
+class _Marked:
+    """What `jax.vjp` gives back, its gradients named. A pytree, as that is: a derivative rule may keep it."""
+
+    def __init__(self, back: Any):
+        self._back = back
+
+    def __call__(self, *cotangents: Any) -> Any:
+        return mark(self._back(*cotangents), GRADIENT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._back, name)
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self._back,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "_Marked":
+        return cls(*children)

@@ -47,7 +47,7 @@ class Entry:
     shardings: list[NamedSharding]
     donated: tuple[int, ...]
     trace_s: float
-    compile_s: float
+    compile_s: float | None  # None where the compiler failed
     reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
@@ -72,7 +72,7 @@ class Entry:
     @cached_property
     def out_shardings(self) -> list[NamedSharding]:
         """Where its flat outputs lie."""
-        return [NamedSharding(self.plan.mesh, spec) for spec in self.plan.out_specs]
+        return self.plan.out_shardings
 
     @property
     def order(self) -> list[int]:
@@ -135,7 +135,7 @@ class Entry:
         placed = list(leaves)
         kinds = jax.Array if self.hosts == 1 else (jax.Array, np.ndarray)
         moved = [
-            i for i in self.kept if isinstance(leaves[i], kinds) and not _lies(leaves[i], self.shardings[i])
+            i for i in self.kept if isinstance(leaves[i], kinds) and not lies(leaves[i], self.shardings[i])
         ]
         if moved:
             targets = [self.shardings[i] for i in moved]
@@ -143,7 +143,7 @@ class Entry:
                 placed[i] = x
         read = {id(leaves[i]) for i in self.kept}
         for i in self.donated:
-            if leaves[i] not in ours or id(leaves[i]) in read or not _lies(leaves[i], self.shardings[i]):
+            if leaves[i] not in ours or id(leaves[i]) in read or not lies(leaves[i], self.shardings[i]):
                 placed[i] = own_copy(leaves[i], self.shardings[i])
             read.add(id(leaves[i]))
         return placed
@@ -151,7 +151,7 @@ class Entry:
     @settings.own_work()
     def brought(self, inputs: tuple[Any, ...], leaves: Sequence[Any], ours: Ours) -> tuple[Any, ...]:
         """The arranged inputs of a call on several hosts, flat as `leaves`, where the program wants them."""
-        if all(map(_lies, leaves, self.shardings)):
+        if all(map(lies, leaves, self.shardings)):
             return inputs
         return self.arrange(self.place(self.joined(leaves), ours))
 
@@ -221,13 +221,14 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*places)
 
 
-def _lies(x: Any, sharding: NamedSharding) -> bool:
+def lies(x: Any, sharding: NamedSharding) -> bool:
+    """Whether an array lies where a sharding has it."""
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
 def _fits(x: Any, aval: Any, sharding: NamedSharding) -> bool:
     """Does a program take `x` for an input compiled as `aval`? It moves what is not committed to its devices."""
-    if isinstance(x, jax.Array) and x.committed and not _lies(x, sharding):
+    if isinstance(x, jax.Array) and x.committed and not lies(x, sharding):
         return False
     try:
         return kind(x) == kind(aval)

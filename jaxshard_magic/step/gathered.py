@@ -12,8 +12,8 @@ from ..program.peel import nnx_calls
 
 
 def gathered(trees: Sequence[Any], to: Any) -> Any:
-    """`trees` with every `jax.Array` on `to`, a device or a Sharding; objects of Flax NNX are changed in place. One
-    tree is given back as it is, several as a tuple.
+    """`trees` with every `jax.Array` on `to`, a device or a Sharding. One tree is given back as it is, several as a
+    tuple. Modules and optimizers of Flax NNX are changed in place; of its states and Variables new ones are given back.
 
     Raises `ShardError` where there is nothing to gather.
     """
@@ -24,13 +24,13 @@ def gathered(trees: Sequence[Any], to: Any) -> Any:
 
 
 def _moved(tree: Any, to: Any) -> Any:
-    is_node = nnx_calls().is_node if "flax.nnx" in sys.modules else None
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_node)
+    is_object = nnx_calls().is_object if "flax.nnx" in sys.modules else None
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_object)
     places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
     for i, x in zip(places, put([leaves[i] for i in places], to), strict=True):
         leaves[i] = x
-    if is_node is not None:
+    if is_object is not None:
         for x in leaves:
-            if is_node(x):
+            if is_object(x):
                 nnx_calls().move(x, lambda arrays: put(arrays, to))
     return structure.unflatten(leaves)

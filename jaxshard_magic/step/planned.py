@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.memory_kinds import memory_kind
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..program.within import within
@@ -24,7 +25,7 @@ from ..request import Request
 from ..strategies import plan, understand
 from .attention import Way, with_attention
 from .donation import to_donate
-from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
+from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, scans_in_blocks, trace_call
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def planned(
     with own_mesh(request.mesh):
         way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
     call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
+    decided = with_memory_kinds(decided, facts.traced, peeled.leaves)
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -86,12 +88,13 @@ def planned(
 
 def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces: Traces | None) -> Way:
     start = time.perf_counter()
-    call = traced(peeled, request, say, traces)
+    call, metadata = traced(peeled, request, say, traces), [noted for _, noted, _ in peeled.inputs]
     if not request.per_device:
         call = call.at_home(request.mesh, whole=True)
+        call = scans_in_blocks(peeled, request, call, metadata, whole=True)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
-    metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
+    rewritten = None
     if "ep" in request.axes:
         call = experts_side_by_side(peeled, request, call)
     facts = understand(call.traced, request, metadata)
@@ -116,6 +119,17 @@ def traced(
     if traces is None or request.per_device:
         return trace_call(peeled, request)
     return traces.of(peeled, request)
+
+
+def with_memory_kinds(plan: Plan, traced: Traced, leaves: Sequence[Any]) -> Plan:
+    """Return `plan` with the memory kinds of inputs, as the flat arguments `leaves` have them, and of outputs, as the
+    step `traced` for them puts them."""
+    inputs = tuple(map(memory_kind, (*traced.consts, *leaves)))
+    outputs = tuple(map(memory_kind, traced.closed.out_avals))
+    if not any((*inputs, *outputs)):
+        return plan
+    rows = tuple(replace(leaf, memory=kind) for leaf, kind in zip(plan.leaves, inputs, strict=True))
+    return replace(plan, leaves=rows, in_memory=inputs, out_memory=outputs)
 
 
 def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

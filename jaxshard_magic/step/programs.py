@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -20,7 +21,7 @@ from .entry import Entry
 from .loops import Loops
 from .planned import Planned, planned
 from .recompiled import Recompiled, recompiled
-from .together import on_hosts
+from .together import OnHosts, on_hosts
 from .tracing import Traces
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Programs:
         self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
+        self.plan_stands = False  # where a compiler fails, reports tell of the plan
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self._entries: dict[Hashable, Entry] = {}
         self._current: Entry | None = None
@@ -121,11 +123,19 @@ class Programs:
         if self._current is None or self._current.call_of is None:
             raise ShardError(f"{self.name} has no call with options to compile otherwise")
         with self._lock:
-            return self._built(self._current.call_of, replace(self.request, gradients=options))
+            return self._built(
+                self._current.call_of, replace(self.request, gradients=options), plan_stands=False
+            )
 
-    def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
+    def _entry(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], meeting: OnHosts | None = None
+    ) -> tuple[Peeled, Entry]:
+        """A call taken apart, and its program. `meeting`: the hosts that make the call, before the program is made."""
         with self._lock:
             peeled = self._taken_apart(self._step, args, kwargs)
+            if meeting is not None:
+                known = self._entries.get(peeled.key)
+                meeting.enter(self.name, known, partial(meeting.described_anew, peeled))
             read = self._read_otherwise(peeled) if peeled.key not in self._entries else frozenset[str]()
             if peeled.key not in self._entries and peeled.loose in self._loose:
                 peeled = self._with_more_traced(peeled, read, args, kwargs)
@@ -206,7 +216,7 @@ class Programs:
         return self._hosts.built(self._build, self.say, peeled)
 
     def _build(self, peeled: Peeled) -> Entry:
-        entry = self._built(peeled, self.request)
+        entry = self._built(peeled, self.request, plan_stands=self.plan_stands)
         if self.read_ahead:
             from ..analysis.summary import reading_of
 
@@ -214,7 +224,7 @@ class Programs:
             reading_of(entry)
         return entry
 
-    def _built(self, peeled: Peeled, request: Request) -> Entry:
+    def _built(self, peeled: Peeled, request: Request, *, plan_stands: bool) -> Entry:
         how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
         how["traces"] = self.traces
         with interruptible():
@@ -222,7 +232,7 @@ class Programs:
                 from .pipelined import build_pipelined
 
                 return build_pipelined(peeled, request, **how)
-            return build_entry(peeled, request, **how)
+            return build_entry(peeled, request, plan_stands=plan_stands, **how)
 
     def say(self, doing: str) -> None:
         """Tell `progress` what is being done; "" ends the wait."""

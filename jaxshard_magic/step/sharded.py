@@ -113,7 +113,8 @@ class ShardedStep(CalledAgain, Copied):
         watch = self.watch
         if watch is not None and watch.rows:
             watch.begin()
-        self.meet()
+        if self._hosts is not None:
+            self._hosts.begin()
         for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
@@ -188,7 +189,7 @@ class ShardedStep(CalledAgain, Copied):
     def meet(self) -> None:
         """Where the step runs on several hosts that meet before each call: meet, before another one that is made."""
         if self._hosts is not None:
-            self._hosts.enter()
+            self._hosts.meet_again()
 
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
@@ -199,7 +200,7 @@ class ShardedStep(CalledAgain, Copied):
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
-        device or a Sharding, else on the mesh's first device. NNX objects are changed in place.
+        device or a Sharding, else on the mesh's first device. Modules and optimizers of NNX are changed in place.
 
         One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
         """
@@ -333,7 +334,7 @@ class ShardedStep(CalledAgain, Copied):
                 "arguments, or their shapes, compiles it, and .report() tells the rest"
             )
         refuse_disabled(self._step.name)
-        peeled, entry = self._entry(args, kwargs)
+        peeled, entry = self._entry(args, kwargs, self._hosts)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in peeled.leaves):
             raise ShardError(
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"

@@ -3,12 +3,14 @@
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 from zlib import crc32
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from ..coordination import gathered
 from ..errors import ShardError
@@ -21,30 +23,38 @@ from ..program.trace import path_name
 from ..request import Request
 from ..strategies import understand
 from ..targets import target_of
+from .call_kinds import CallKind, Description, Leaf, fixed
+from .calls import Mismatch
 from .donation import Ours
-from .entry import Entry
+from .entry import Entry, kind, lies
 from .planned import own_mesh, traced
 from .sign import is_done
 
 PER_HOST = "--data per-host"
-WHOLE = "-"  # in the place of an array's sum: hosts have it together, and it is no host's own
+BETWEEN_S = 60.0  # for the others to come with another kind of call, between two meetings
+SAMPLED = 64  # calls from one comparison of the hosts' data to the next, at most
+# In the place of an array's sum: hosts have it together, where the program wants it or elsewhere.
+WHOLE, AWAY = "-", "~"
 _ALL: "WeakSet[OnHosts]" = WeakSet()
 
 
 class OnHosts:
     """The calls of a step whose mesh lies on several hosts, each of which comes here with its own arguments. `meet` are
-    called before each: a host does not go on where another one has failed."""
+    called before each with what it is: a host does not go on where another one has failed, or calls otherwise."""
 
-    meet: ClassVar[list[Callable[[], None]]] = []
+    meet: ClassVar[list[Callable[[CallKind], None]]] = []
     # Lets the others out of such a meeting, and tells them what was raised here, or that the loop is over.
     leave: ClassVar[list[Callable[[BaseException | None], None]]] = []
+    cell: ClassVar[int] = 0  # the number of the cell that runs, whose first call of each kind is compared
 
     def __init__(self, request: Request, hosts: int):
         self._request, self._hosts = request, hosts
         self._under_way: deque[tuple[Entry, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._apart = request.data == "per-host"
-        self._calls: Counter[Entry] = Counter()
+        self._calls: Counter[tuple[int, Entry]] = Counter()
+        self._last: Entry | None = None
+        self._has_met = False
         self._kinds: dict[tuple[tuple[int, int], ...], dict[Hashable, Hashable]] = {}
 
     def of_all(self, peeled: Peeled, say: Callable[[str], None]) -> Peeled:
@@ -74,16 +84,34 @@ class OnHosts:
             self._kinds.setdefault(tuple(rows.items()), {})[whole[0]] = peeled.key
         return entry
 
-    def enter(self) -> None:
-        """A call begins: hosts meet, and what calls were given that have finished is let go of."""
+    def begin(self) -> None:
+        """A call begins, in which hosts meet once."""
+        self._has_met = False
+
+    def meet_again(self) -> None:
+        """Meet before a call that is made beside those of the user's."""
+        self.begin()
+        self.enter("the step", self._last, lambda: (["a call that is recorded"], []))
+
+    def enter(self, name: str, entry: Entry | None, describe: Callable[[], Description]) -> None:
+        """Meet for a call of a step's program `entry`, None for one that is still to be made, and let go of what calls
+        were given that have finished. Raises ShardError where hosts call otherwise, before anything runs."""
+        if self._has_met:
+            return
+        self._has_met = True
+        call = CallKind(name, entry is None or entry is not self._last, describe, self._hosts, self._apart)
         for meet in OnHosts.meet:
-            meet()
+            meet(call)
+        if call.is_new and not call.compared and (OnHosts.meet or entry is None or entry.calls == 0):
+            call.compare(BETWEEN_S if OnHosts.meet else None)
+        self._last = entry
         while self._under_way and ((sign := self._under_way[0][-1]) is None or is_done(sign)):
             self._under_way.popleft()
 
     def called(self, entry: Entry, inputs: Any, outs: Any) -> None:
         """A call was made. Until it has finished, which it never does where a host dies, what it was given is kept: the
         devices do so anyway."""
+        self._last = entry
         self._under_way.append((entry, inputs, outs, entry.clock.sign))
 
     def before(self, x: Any) -> Any:
@@ -96,9 +124,7 @@ class OnHosts:
 
     def joined(self, entry: Entry, peeled: Peeled) -> Peeled:
         """A call with what hosts have in parts put together, after they have compared what they were given. Raises
-        ShardError where that does not go together."""
-        if entry.calls == 0:
-            _kinds_agree(peeled, self._together(peeled, entry.rows), self._request)
+        ShardError where that is not the same on all."""
         self._agree(entry, peeled.leaves)
         return replace(peeled, leaves=entry.joined(peeled.leaves)) if entry.rows else peeled
 
@@ -106,9 +132,45 @@ class OnHosts:
         """`call`, one of `calls`, as hosts make it together."""
         return LaterCall(self, call, ours)
 
-    def brought(self, entry: Entry, inputs: tuple[Any, ...], ours: Ours) -> tuple[Any, ...]:
-        """The arranged inputs of a later call where the program wants them. Raises ShardError as `joined` does."""
-        leaves = entry.leaves(inputs)
+    def takes(self, entry: Entry, leaves: Sequence[Any]) -> bool:
+        """Whether these flat inputs, as this host has them, are those of a call that the program was made for. Arrays
+        that hosts have together are the same on all, and not looked at: half a microsecond each."""
+        avals = entry.traced.closed.in_avals[len(entry.consts) :]
+        return all(
+            not is_part(x) or self._fits(entry, i, x, aval)
+            for i, (x, aval) in enumerate(zip(leaves, avals, strict=True))
+        )
+
+    def _fits(self, entry: Entry, i: int, x: Any, aval: Any) -> bool:
+        shape, dtype, weak = kind(x)
+        dim = entry.rows.get(i)
+        if dim is not None and dim < len(shape):
+            shape = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :])
+        return (shape, dtype, weak) == (aval.shape, aval.dtype, aval.weak_type)
+
+    def described(self, entry: Entry, leaves: Sequence[Any]) -> Description:
+        """What hosts compare of a call of a known program."""
+        call, paths = entry.call_of, entry.traced.in_paths
+        names = map(path_name, paths[len(paths) - len(leaves) :])
+        return self._description(call, list(map(_leaf, names, leaves)))
+
+    def described_anew(self, peeled: Peeled) -> Description:
+        """What hosts compare of a call as it is made here."""
+        names = (path_name(path) for path, _, _ in peeled.inputs)
+        return self._description(peeled, list(map(_leaf, names, peeled.leaves)))
+
+    def _description(self, call: Peeled | None, leaves: list[Leaf]) -> Description:
+        request = self._request
+        head = [request.strategy, str(request.options), str(dict(request.mesh.shape))]
+        if call is not None:
+            head += fixed([*call.held.values(), *call.statics.values()])
+        return head, leaves
+
+    def brought(
+        self, entry: Entry, inputs: tuple[Any, ...], leaves: Sequence[Any], ours: Ours
+    ) -> tuple[Any, ...]:
+        """The arranged inputs of a later call, flat as `leaves`, where the program wants them. Raises ShardError as
+        `joined` does."""
         self._agree(entry, leaves)
         return entry.brought(inputs, leaves, ours)
 
@@ -118,9 +180,10 @@ class OnHosts:
         if any(i >= len(whole) or dim >= len(whole[i][0]) for i, dim in rows.items()):
             return None
         for i, dim in rows.items():
-            shape, dtype, weak = whole[i]
+            shape, dtype, weak, memory = whole[i]
             if is_part(peeled.leaves[i]):
-                whole[i] = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :]), dtype, weak
+                shape = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :])
+                whole[i] = shape, dtype, weak, memory
         return peeled.keys_with(whole)
 
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
@@ -136,10 +199,13 @@ class OnHosts:
         return replace(peeled, leaves=leaves) if rows else peeled
 
     def _agree(self, entry: Entry, leaves: Sequence[Any]) -> None:
-        """Compare what hosts have for the first call of a kind, then ever more seldom: after 1, 2, 4, 8 calls."""
-        calls = self._calls[entry]  # those that a loop skips, too
-        self._calls[entry] += 1
-        if calls & (calls - 1) == 0:
+        """Compare what hosts have for the first call of a kind in a cell, then ever more seldom: after 1, 2, 4, ...
+        calls, and each SAMPLED calls."""
+        calls = self._calls[OnHosts.cell, entry]  # those that a loop skips, too
+        if not calls:
+            self._calls.clear()
+        self._calls[OnHosts.cell, entry] += 1
+        if calls % SAMPLED == 0 or calls & (calls - 1) == 0:
             _values_agree(entry, leaves)
 
 
@@ -153,8 +219,13 @@ class LaterCall:
         self.watch = call.watch
 
     def gather(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        hosts, entry = self._hosts, self.entry
         inputs, watch = self._call.gather(args, kwargs)
-        return self._hosts.brought(self.entry, inputs, self._ours), watch
+        leaves = entry.leaves(inputs)
+        if not hosts.takes(entry, leaves):
+            raise Mismatch
+        hosts.enter(_name(entry), entry, partial(hosts.described, entry, leaves))
+        return hosts.brought(entry, inputs, leaves, self._ours), watch
 
     def finish(self, watch: Any, inputs: tuple[Any, ...], outs: Any) -> Any:
         self._hosts.called(self.entry, inputs, outs)
@@ -164,7 +235,7 @@ class LaterCall:
 def finished(x: Any) -> jax.Array | None:
     """An array that a step gave back, or where a dead host keeps the step from its end, that of the last step which has
     come to one; None where that is gone, as it was given away."""
-    while x is not None and not x.is_deleted() and not x.is_ready():
+    while x is not None and not x.is_deleted() and not _bits(x).is_ready():
         x = next((before for each in list(_ALL) if (before := each.before(x)) is not None), None)
     return None if x is None or x.is_deleted() else x
 
@@ -175,22 +246,13 @@ def on_hosts(request: Request) -> OnHosts | None:
     return None if hosts == 1 else OnHosts(request, hosts)
 
 
-def _kinds_agree(peeled: Peeled, whole: Peeled, request: Request) -> None:
-    """Raise ShardError where hosts call a step with arguments of other kinds, which would be other programs. `whole` is
-    the call with the whole batch: some may have its arrays together already."""
-    inputs = list(zip((path_name(path) for path, _, _ in peeled.inputs), specs(peeled.leaves), strict=True))
-    kinds = [
-        f"{path} {spec.shape} {spec.dtype}"
-        for (path, _), spec in zip(inputs, specs(whole.leaves), strict=True)
-    ]
-    given = f"{request.strategy} {request.options} {dict(request.mesh.shape)} {kinds}"
-    if len(set(gathered(f"{crc32(given.encode()):x}"))) > 1:
-        path, spec = max(inputs, key=lambda row: row[1].size, default=("nothing", None))
-        here = path if spec is None else f"{path} is {spec.dtype}{list(spec.shape)}"
-        raise ShardError(
-            f"hosts call {peeled.step.name} with different shapes, types or options; here {here}. Give all hosts as "
-            "many rows and the same options"
-        )
+def _leaf(path: str, x: Any) -> Leaf:
+    shape, dtype, *_ = aval(x)
+    return path, str(dtype), list(shape), is_part(x)
+
+
+def _name(entry: Entry) -> str:
+    return "the step" if entry.call_of is None else entry.call_of.step.name
 
 
 def _rows(peeled: Peeled, request: Request, say: Callable[[str], None]) -> dict[int, int]:
@@ -213,11 +275,16 @@ def _rows(peeled: Peeled, request: Request, say: Callable[[str], None]) -> dict[
 def _values_agree(entry: Entry, leaves: Sequence[Any]) -> None:
     """Raise ShardError where hosts give a call different values of what all are to have. Where each has rows of its own
     and all are the same, the report warns."""
-    sums = " ".join(f"{_sum(x):x}" if is_part(x) else WHOLE for x in leaves)
+    sums = " ".join(map(_told, leaves, entry.shardings))
     said = [set(each) for each in zip(*(host.split(" ") for host in gathered(sums)), strict=True)]
     same = [len(each) == 1 for each in said]
     n = len(entry.consts)
     inputs = entry.plan.leaves[n : n + len(leaves)]
+    if mixed := [leaf for leaf, each in zip(inputs, said, strict=True) if AWAY in each and len(each) > 1]:
+        raise ShardError(
+            f"{_name(entry)}: {mixed[0].path} is an array of all {entry.hosts} hosts on some, and a host's own on "
+            "others. Make it in the same way on all"
+        )
     other = [leaf for i, leaf in enumerate(inputs) if len(said[i] - {WHOLE}) > 1 and i not in entry.rows]
     if other:
         raise _different(entry, sorted(other, key=lambda leaf: leaf.role == BATCH)[0])
@@ -233,8 +300,7 @@ def _values_agree(entry: Entry, leaves: Sequence[Any]) -> None:
 
 
 def _different(entry: Entry, leaf: Any) -> ShardError:
-    name = "the step" if entry.call_of is None else entry.call_of.step.name
-    head = f"{name}: {leaf.path} is not the same on all {entry.hosts} hosts"
+    head = f"{_name(entry)}: {leaf.path} is not the same on all {entry.hosts} hosts"
     if leaf.role == BATCH:
         return ShardError(
             f"{head}. Where each host loads its own part of the batch, say {PER_HOST}; else load the same on all",
@@ -243,6 +309,17 @@ def _different(entry: Entry, leaf: Any) -> ShardError:
     return ShardError(f"{head}. Make it alike on all of them, from the same seed or the same file")
 
 
+def _told(x: Any, sharding: NamedSharding) -> str:
+    """What a host says of an array that it gives a call."""
+    if is_part(x):
+        return f"{_sum(x):x}"
+    return WHOLE if lies(x, sharding) else AWAY
+
+
 def _sum(x: Any) -> int:
-    bits = jax.random.key_data(x) if is_key(x) else x
-    return crc32(np.ascontiguousarray(bits).tobytes())
+    return crc32(np.ascontiguousarray(_bits(x)).tobytes())
+
+
+def _bits(x: Any) -> Any:
+    """The array that a typed key's numbers are in; any other array is its own."""
+    return jax.random.key_data(x) if is_key(x) else x

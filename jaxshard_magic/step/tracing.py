@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from jax.sharding import Mesh
@@ -13,7 +14,8 @@ from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..places import place
 from ..plan import Finding
 from ..program.capture import capturing
-from ..program.hooks import users_own
+from ..program.escapes import with_escapes
+from ..program.hooks import Scan, scans_by, users_own
 from ..program.in_turn.found import may_be_in_turn
 from ..program.in_turn.side_by_side import NONE, Loops, experts_together
 from ..program.ir import Program
@@ -22,11 +24,13 @@ from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
 from ..program.python_state import traced_as_each_call
+from ..program.scans import scan_in_blocks
 from ..program.settings import refuse_disabled
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
-from ..strategies import spread
+from ..strategies import spread, understand
+from ..strategies.positions import sequence_axes
 
 SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
 BY_SORTING = "experts-looked-up"  # and of matrices that tokens look up
@@ -47,6 +51,8 @@ class TracedCall:
         loops: those over experts.
         looked_up: the lines that look up a matrix for each token, which is sorted by them.
         effects: what a step that is not jitted does when it is traced alone, in words with its line.
+        scans: how many associative scans it makes.
+        blocks: in how many blocks each of them runs; 1 for as JAX makes it.
     """
 
     traced: Traced
@@ -58,6 +64,8 @@ class TracedCall:
     loops: Loops = NONE
     looked_up: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
+    scans: int = 0
+    blocks: int = 1
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -132,9 +140,9 @@ def _captures(request: Request) -> bool:
     return request.gradients.rewrites or request.pipeline is not None or request.rings
 
 
-def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> TracedCall:
+def trace_call(peeled: Peeled, request: Request, *, captures: bool = False, blocks: int = 1) -> TracedCall:
     """Trace one call of a step, its gradient calls captured where the request rewrites them or has a pipeline, or
-    `captures` says so.
+    `captures` says so, its associative scans in `blocks`.
 
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
@@ -150,24 +158,51 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
             "jax.pmap and its collectives out",
             fix="%%shard pmap",
         )
-    captured = None
+    captured, scans = None, _Scans(blocks)
     if captures or _captures(request):
-        captured, result = _traced(peeled, avals, mapped, capturing)
+        captured, result = _traced(peeled, avals, mapped, capturing, scans)
         has_gradients(captured, request.gradients)
         traced = with_plain_gradients(captured, mapped)
     else:
-        traced, result = _traced(peeled, avals, mapped)
+        traced, result = _traced(peeled, avals, mapped, scans=scans)
+    traced = traced if mapped is None else mapped.traced(traced, result)
     state = peeled.state
-    effects = (
-        [f"{what} ({place(*where)})" for what, where in state.effects.items()] if state is not None else []
-    )
+    effects = () if state is None else (f"{what} ({place(*where)})" for what, where in state.effects.items())
     return TracedCall(
-        traced if mapped is None else mapped.traced(traced, result),
-        result,
-        captured,
-        mapped,
-        effects=tuple(effects),
+        traced, result, captured, mapped, effects=tuple(effects), scans=scans.met, blocks=blocks
     )
+
+
+class _Scans:
+    """Associative scans made in `blocks`; `met`: how many have been."""
+
+    def __init__(self, blocks: int):
+        self.blocks, self.met = blocks, 0
+
+    def __call__(self, scan: Scan) -> Scan:
+        def counted(*args: Any) -> Any:
+            self.met += 1
+            return scan(*args) if self.blocks == 1 else scan_in_blocks(scan, self.blocks, *args)
+
+        return counted
+
+
+def scans_in_blocks(
+    peeled: Peeled, request: Request, call: TracedCall, metadata: Sequence[Any], *, whole: bool
+) -> TracedCall:
+    """A `call` with as many blocks in each associative scan as positions are divided into, traced anew for that; itself
+    where no positions are divided or nothing is scanned. `whole`: as of `TracedCall.at_home`. Raises as `trace_call`
+    and `understand`."""
+    if "sp" not in request.axes or not call.scans:
+        return call
+    facts = understand(call.traced, request, metadata)
+    blocks = prod(request.mesh.shape[axis] for axis in sequence_axes(facts, request))
+    captures = call.captured is not None
+    known, key = call.traced.known, ("scans in blocks", blocks, captures, request.mesh)
+    if key not in known and blocks > 1:
+        again = trace_call(peeled, request, captures=captures, blocks=blocks)
+        known[key] = again.at_home(request.mesh, whole=whole)
+    return known.get(key, call)
 
 
 def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
@@ -188,7 +223,7 @@ def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedC
     assert home is not None
     if captured is None:
         try:
-            captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
+            captured, result = _traced(peeled, specs(peeled.leaves), None, capturing, _Scans(call.blocks))
         except ShardError:  # it takes them where they can't be captured
             return call
         captured, _ = home(captured)
@@ -233,15 +268,21 @@ def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:
     Raises `ShardError` for a step that can't be traced for other numbers of examples.
     """
     assert call.captured is not None
-    padded, part = (_captured_at(peeled, shapes, call) for shapes in (needs.padded, needs.part))
-    return Captures(call.captured, needs, padded, part, call.mapped)
+    padded, part = (
+        None if shapes is None else _captured_at(peeled, shapes, call)
+        for shapes in (needs.padded, needs.part)
+    )
+
+    def twice() -> tuple[Traced, Traced]:
+        small, large = (_captured_at(peeled, shapes, call) for shapes in needs.twice)
+        return small, large
+
+    return Captures(call.captured, needs, padded, part, call.mapped, twice if needs.twice else None)
 
 
-def _captured_at(peeled: Peeled, shapes: Shapes | None, call: TracedCall) -> Traced | None:
-    if shapes is None:
-        return None
+def _captured_at(peeled: Peeled, shapes: Shapes, call: TracedCall) -> Traced:
     try:
-        captured = captured_at(peeled, shapes.avals, call.mapped)
+        captured = captured_at(peeled, shapes.avals, call.mapped, call.blocks)
         return captured if call.home is None else call.home(captured)[0]
     except ShardError:
         raise
@@ -254,9 +295,12 @@ def _captured_at(peeled: Peeled, shapes: Shapes | None, call: TracedCall) -> Tra
         ) from error
 
 
-def captured_at(peeled: Peeled, avals: Sequence[Any], mapped: Mapped | None = None) -> Traced:
-    """The step with each gradient call as one equation, for flat arguments of these shapes. Raises as the step does."""
-    return _traced(peeled, avals, mapped, capturing)[0]
+def captured_at(
+    peeled: Peeled, avals: Sequence[Any], mapped: Mapped | None = None, blocks: int = 1
+) -> Traced:
+    """The step with each gradient call as one equation, for flat arguments of these shapes, its associative scans in
+    `blocks`. Raises as the step does."""
+    return _traced(peeled, avals, mapped, capturing, _Scans(blocks))[0]
 
 
 def _traced(
@@ -264,6 +308,7 @@ def _traced(
     avals: Sequence[Any],
     mapped: Mapped | None,
     seen: Callable[[Vjp], Vjp] | None = None,
+    scans: Callable[[Scan], Scan] = lambda scan: scan,
 ) -> tuple[Traced, Result]:
     results = []
 
@@ -273,8 +318,8 @@ def _traced(
         return outs, paths
 
     def once() -> Traced:
-        with explained(peeled.step.name), on_a_device(mapped), users_own():
-            return trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
+        with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
+            return with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
 
     return traced_as_each_call(once, peeled.state, peeled.step.name), results[-1]
 

@@ -30,6 +30,8 @@ from .shares import shares
 from .sp import sequence_parallel, why_positions
 from .stepwise import about_steps
 from .tp import tensor_parallel
+from .undivided import keep_whole
+from .unplaced import Unplaced
 
 # In this order: data parallel needs nothing, experts are divided by themselves, tensor parallel takes its dimensions
 # of what is left first, then the others.
@@ -62,7 +64,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         mesh.devices.flat[0].platform,
         request.batch_axes,
     )
-    if not request.compiler_decides and not ("sp" in axes and one_example(layout)):
+    if not request.compiler_decides and not ("sp" in axes and one_example(program, roles, facts.batch)):
         examples_divide(traced, layout, pads=request.pipeline is None)
     apply_placements(layout, facts.placed)
     layout.names = [path_name(p) for p in traced.in_paths]
@@ -70,6 +72,7 @@ def plan(facts: Facts, request: Request) -> Plan:
     for name, apply in STRATEGIES.items():
         if name in axes:
             apply(layout, axes[name])
+    keep_whole(layout)
     how = attend(layout, request.attention) if layout.sequence else None
     if how is not None and request.attention == "ring" and not request.rings:
         over = "+".join(layout.sequence_axes)
@@ -81,7 +84,7 @@ def plan(facts: Facts, request: Request) -> Plan:
     gradients = request.gradients
     by_itself = request.compiler_decides
     run: Emitter = (
-        Emitter(program, facts.labels)
+        Unplaced(layout, facts.labels)
         if by_itself
         else Hold(layout, facts.labels, gradients.reduce, gradients.sum_dtype)
     )

@@ -20,6 +20,7 @@ from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
+from ..program.xla_faults import bind_mended
 from .changes import changes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
@@ -145,6 +146,15 @@ class Hold(Emitter):
         spec = self.layout.at_rest(v)
         return self.layout.pin(x, spec) if any(spec) else x
 
+    def result(self, e: Equation, values: list) -> list:
+        """What `e` makes of its operands, in a form that XLA gets right where they are divided."""
+        specs = [self.layout.within(e, v) for v in (*e.ins, *e.outs) if v is not None]
+
+        def divided(d: int) -> bool:
+            return any(spec[d:] and spec[d] for spec in specs)
+
+        return bind_mended(e, values, divided, cpu=self.layout.simulated)
+
     def _rest(self, v: Value) -> Spec:
         """Where a weight or a gradient lies between uses."""
         return self.layout.in_use(v) if v in self._gathered else self.layout.at_rest(v)
@@ -158,7 +168,7 @@ class Hold(Emitter):
             relaid = layout.experts is not None and layout.batchy(v)
             if v is not None and (relaid or (e.index, v) in layout.exchanges.reads):
                 with self._on_its_way(v):
-                    values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
+                    values[k] = self._brought(values[k], layout.between(v), layout.at(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -192,6 +202,8 @@ class Hold(Emitter):
         layout = self.layout
         touches = layout.storage.batchy_equation(e)
         follows = e.primitive.relaid and any(v in self._unpinned for v in e.ins if v is not None)
+        if not touches:
+            outs = [self._brought_back(e, v, x) for v, x in zip(e.outs, outs, strict=True)]
         if not touches and not follows:
             return outs
         for k, v in enumerate(e.outs):
@@ -205,6 +217,13 @@ class Hold(Emitter):
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
+
+    def _brought_back(self, e: Equation, v: Value, x: Any) -> Any:
+        """What `e` makes whole beside the examples, where it lies between uses."""
+        if v in self.layout.exchanges.makes:
+            for spec in self.layout.made_by(e, v):
+                x = self.layout.pin(x, spec)
+        return x
 
     def _undivided(self, v: Value) -> bool:
         """Does an activation lie on several devices alike, for all places that experts have? The compiler would divide

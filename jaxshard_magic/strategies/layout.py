@@ -19,6 +19,7 @@ from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
+from ..specs import Placement
 from .sorting import Sorting, find_sorting
 from .tables import with_tables
 
@@ -70,8 +71,9 @@ class Layout:
     `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
     dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
-    `exchanges`: where attention has heads divided in their place, and what else needs all of them. `names`, `why`,
-    `wanted` and `lost` are kept per input.
+    `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `fixed`: who
+    placed a dimension at rest; `alone`: optimizer state that the user placed, which its parameter does not follow.
+    `names`, `why`, `wanted` and `lost` are kept per input.
     """
 
     program: Program
@@ -93,6 +95,7 @@ class Layout:
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
+    alone: dict[Value, Placement] = field(default_factory=dict)
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
     lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -119,6 +122,8 @@ class Layout:
 
     def at_rest(self, value: Value) -> Spec:
         """A parameter, its moments and its gradient between uses."""
+        if value in self.alone:
+            return [*self.alone[value].spec]
         return self._unique([self.stored.get(c, ()) for c in self.storage.of(value)])
 
     def in_use(self, value: Value) -> Spec:
@@ -140,10 +145,14 @@ class Layout:
             return [*self.exchanges.lies[value]]
         return self.lying(value, self.experts is not None and value in self.experts.made)
 
+    def between(self, value: Value) -> Spec:
+        """A value between the equations that work with it: an activation as it is made, others at rest."""
+        return self.active(value) if self.batchy(value) else self.at_rest(value)
+
     def made_by(self, e: Equation, value: Value) -> list[Spec]:
-        """How an activation lies that `e` makes, one after the other: as `e` works with it, then where it is wanted."""
-        active, lying = self.active(value), self.at(e, value)
-        return [active] if lying == active else [lying, active]
+        """How a value lies that `e` makes, one after the other: as `e` works with it, then where it is wanted."""
+        lies, lying = self.between(value), self.at(e, value)
+        return [lies] if lying == lies else [lying, lies]
 
     def lying(self, value: Value, by_expert: bool) -> Spec:
         """An activation, `by_expert`: experts divided, and examples, or the places that experts have for the tokens of
@@ -206,6 +215,19 @@ class Layout:
             return self.lying(value, by_expert)
         return self.in_use(value) if by_expert else without(self.in_use(value), self.experts.axes)
 
+    def within(self, e: Equation, value: Value) -> Spec:
+        """An operand or a result of `e` as it lies there: beside the examples a weight is as it rests, unless
+        `exchanges` say otherwise."""
+        made = value in e.outs and value in self.exchanges.makes
+        if (
+            made
+            or (e.index, value) in self.exchanges.reads
+            or self.batchy(value)
+            or self.storage.batchy_equation(e)
+        ):
+            return self.at(e, value)
+        return self.at_rest(value)
+
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""
         return nbytes(self.program.avals[value]) // math.prod(map(self.count, spec))
@@ -221,6 +243,8 @@ class Layout:
 
     def fixed_by(self, value: Value) -> str | None:
         """Who gave the placement of `value`, or of a parameter that it follows."""
+        if value in self.alone:
+            return self.alone[value].source
         return next((self.fixed[c] for c in self.storage.of(value) if c in self.fixed), None)
 
     def batchy(self, value: Value | None) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from ..program import control_flow
 from ..program.flow import needed
 from ..program.ir import Door, Equation, Value
 from ..program.primitives import scan_counts
@@ -81,9 +81,8 @@ class Loads(Hold):
             outs = self.body(door.scope, [*fixed, *carry, *x])
             return tuple(outs[:carried]), (tuple(outs[carried:]), self._found)
 
-        how = {k: e.params[k] for k in ("length", "reverse", "unroll")}
         parts = jnp.asarray(self.real) if e.index in self._over_parts else None
-        carry, (ys, counted) = lax.scan(trip, tuple(map(jnp.asarray, start)), (tuple(xs), parts), **how)
+        carry, (ys, counted) = control_flow.scan(e, trip, start, (tuple(xs), parts))
         self._found, self._real = outside | counted, real
         return [*carry, *ys]
 

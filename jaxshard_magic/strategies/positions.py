@@ -8,11 +8,15 @@ alone, and so does not count as a weight.
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from ..program.batching.batch import Batch
+from ..program.facts import Facts
 from ..program.flow import by_alias
-from ..program.ir import Equation
+from ..program.ir import Equation, Program
 from ..program.products import Product, products
+from ..program.roles import Roles
 from ..program.unionfind import UnionFind
-from .layout import Layout
+from ..request import Request
+from .layout import Axes, Layout
 
 _ENOUGH = 0.05  # of the products' FLOPs: less says nothing
 _MOST = 0.5  # of them: with fewer, too little of the step would be divided
@@ -34,7 +38,7 @@ def find_positions(layout: Layout) -> frozenset[int]:
         found, cover = carrying.choose(c for c in names if carrying.free(c))
         if cover >= _MOST:
             return found
-    return layout.batch.classes if one_example(layout) else frozenset()
+    return layout.batch.classes if one_example(layout.program, layout.roles, layout.batch) else frozenset()
 
 
 def keys_of(layout: Layout, classes: Collection[int]) -> frozenset[int]:
@@ -82,11 +86,17 @@ def _gone(e: Equation) -> Iterable[tuple[int | None, int]]:
     return []
 
 
-def one_example(layout: Layout) -> bool:
-    """Whether all that was taken for the batch stands behind a dimension of one."""
-    shapes, inputs = layout.program.shapes, layout.program.inputs
-    fronts = [shapes[inputs[i]][: ds[0]] for i, ds in layout.batch.dims.items() if i in layout.roles.data]
+def one_example(program: Program, roles: Roles, batch: Batch) -> bool:
+    """Return whether all that was taken for the batch stands behind a dimension of one."""
+    shapes, inputs = program.shapes, program.inputs
+    fronts = [shapes[inputs[i]][: ds[0]] for i, ds in batch.dims.items() if i in roles.data]
     return bool(fronts) and all(front and set(front) == {1} for front in fronts)
+
+
+def sequence_axes(facts: Facts, request: Request) -> Axes:
+    """The mesh axes that positions are divided over; those of the batch, too, where it is one example."""
+    alone = request.batch_axes if one_example(facts.program, facts.roles, facts.batch) else ()
+    return (*alone, *(axis for axis in request.axes.get("sp", ()) if axis not in alone))
 
 
 class _Carried:

@@ -18,7 +18,7 @@ from ..program.primitives import shape_of
 from ..program.primitives.primitive import Kind
 from ..program.products import products
 from ..program.trace import is_closed_over
-from .layout import Axes, Exchanges, Layout, Spec, without
+from .layout import Axes, Layout, Spec, without
 from .positions import find_positions, keys_of
 
 
@@ -36,30 +36,10 @@ def sequence_parallel(layout: Layout, axes: Axes) -> None:
         layout.sequence = frozenset()
         return
     layout.keys = keys_of(layout, found)
-    layout.exchanges = windows_whole(layout)
     _say_merged(layout, axes)
     for i in layout.roles.stored:
         if layout.fixed_by(layout.program.inputs[i]) is None and not set(axes) & _tensor_axes(layout):
             layout.why[i].append(f"sp: a copy on every device of {'+'.join(axes)}")
-
-
-def windows_whole(layout: Layout) -> Exchanges:
-    """Gradients of a maximum over windows of positions that overlap, at all positions: XLA takes those of divided ones
-    for others, and gives wrong numbers."""
-    reads: dict[tuple[int, Value], Spec] = {}
-    makes: dict[Value, Spec] = {}
-    for e in layout.program.equations:
-        if e.name != "select_and_scatter_add" or not layout.batchy(e.outs[0]):
-            continue
-        sizes, steps = e.params["window_dimensions"], e.params["window_strides"]
-        classes = layout.dims.of(e.outs[0])
-        if any(c in layout.sequence and sizes[d] > steps[d] for d, c in enumerate(classes)):
-            whole = {
-                v: without(layout.active(v), layout.sequence_axes) for v in (*e.ins, *e.outs) if v is not None
-            }
-            reads |= {(e.index, v): whole[v] for v in e.ins if v is not None and layout.batchy(v)}
-            makes[e.outs[0]] = whole[e.outs[0]]
-    return Exchanges(reads=reads, makes=makes)
 
 
 def scattered(layout: Layout, value: Value, axes: Axes) -> int | None:

@@ -125,22 +125,23 @@ class _Traffic:
         return math.prod(shape[i] for i, _ in c.contracted) // self._layout.count(over)
 
     def _brought(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
-        """Activations that change their division where experts, or attention by heads, begin or end: each once in a
-        body, as `Hold` brings them."""
+        """Values that change their division where experts, or attention by heads, begin or end, or where all of a
+        dimension is needed: each once in a body, as `Hold` brings them."""
         layout = self._layout
         for v in dict.fromkeys(e.ins):
-            if v is None or not layout.batchy(v):
+            if v is None:
                 continue
-            if layout.experts is None and (e.index, v) not in layout.exchanges.reads:
+            moves = layout.experts is not None and layout.batchy(v)
+            if not moves and (e.index, v) not in layout.exchanges.reads:
                 continue
-            lies, wanted = layout.active(v), layout.at(e, v)
+            lies, wanted = layout.between(v), layout.at(e, v)
             if lies != wanted and (at := (same.get(v, v), tuple(wanted))) not in body.brought:
                 body.brought.add(at)
                 yield from changes_sent(layout, v, lies, wanted, e.trips)
         for v in e.outs:
             if v in layout.exchanges.makes:
                 made = [*layout.exchanges.makes[v]]
-                yield from changes_sent(layout, v, made, layout.active(v), e.trips)
+                yield from changes_sent(layout, v, made, layout.between(v), e.trips)
 
     def _resharded(self, e: Equation) -> Iterator[Sent]:
         """Activations whose positions `e` needs whole."""

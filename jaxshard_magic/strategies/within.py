@@ -13,7 +13,7 @@ from ..program.roles import BATCH, OTHER, PARAMS, Roles
 from .heads import Attentions
 from .layout import Axes, Layout, Spec
 from .positions import find_positions, keys_of
-from .sp import windows_whole
+from .undivided import keep_whole
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def layout_within(
         layout.positions = inputs.positions
         layout.sequence, layout.sequence_axes = find_positions(layout), over
         layout.keys = keys_of(layout, layout.sequence)
-        layout.exchanges = windows_whole(layout)
-        if attention == "heads":  # of all attentions, which are in some of the parts
-            layout.exchanges = Attentions(layout).by_heads()
+    keep_whole(layout)
+    if layout.sequence and attention == "heads":  # of all attentions, which are in some of the parts
+        layout.exchanges = Attentions(layout).by_heads()
     return layout
 
 

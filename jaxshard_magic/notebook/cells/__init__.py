@@ -10,6 +10,7 @@ from .code import Cell as Cell
 from .code import number_of as number_of
 from .code import parse as parse
 from .code import run as run
+from .definitions import Definitions as Definitions
 from .early import Interrupted as Interrupted
 from .early import in_the_step as in_the_step
 from .early import line_of as line_of
@@ -19,12 +20,15 @@ from .find import find_step as find_step
 from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths
 from .lines import drawn_alone as drawn_alone
+from .lines import drawn_as_line as drawn_as_line
 from .lines import let_go as let_go
 from .lines import own_lines as own_lines
 from .names import variables as variables
 from .needed import Givers as Givers
 from .needed import as_text as as_text
 from .needed import needed as needed
+from .reads import reads_of as reads_of
+from .reads import statements_of as statements_of
 from .rehearsal import Awaited as Awaited
 from .rehearsal import Deciding as Deciding
 from .rehearsal import Rehearsal as Rehearsal

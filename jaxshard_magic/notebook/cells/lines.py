@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = str(Path(__file__).parents[2])
+_OF_CALLBACKS = str(Path(_PACKAGE) / "program" / "callbacks.py")  # raises what functions of the user's raised
 _DRAW = "_render_traceback_"  # what IPython calls, where an error has it
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
 
@@ -19,7 +20,7 @@ def own_lines(traceback: types.TracebackType | None) -> types.TracebackType | No
         frames.append(traceback)
         traceback = traceback.tb_next
     last = max((at for at, frame in enumerate(frames) if _is_users(frame)), default=-1)
-    kept, raised_here = None, bool(frames) and is_ours(frames[-1])
+    kept, raised_here = None, bool(frames) and is_ours(frames[-1]) and _file(frames[-1]) != _OF_CALLBACKS
     for at, frame in reversed(list(enumerate(frames))):
         if (raised_here and at > last) or not is_ours(frame):
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
@@ -36,8 +37,14 @@ def drawn_alone(shell: Any, error: BaseException) -> None:
         setattr(error, _DRAW, lambda: drawn(type(error), error, traceback, tb_offset=0))
 
 
+def drawn_as_line(error: BaseException) -> None:
+    """Have IPython draw `error` as one line, without a traceback. It is to be `let_go` as well."""
+    with suppress(AttributeError, TypeError):
+        setattr(error, _DRAW, lambda: [f"{type(error).__name__}: {error}"])
+
+
 def let_go(error: BaseException) -> None:
-    """Undo `drawn_alone`."""
+    """Undo `drawn_alone` and `drawn_as_line`."""
     getattr(error, "__dict__", {}).pop(_DRAW, None)
 
 

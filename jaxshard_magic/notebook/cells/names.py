@@ -28,12 +28,23 @@ def bound(node: ast.AST) -> set[str]:
     """The names that running the statement binds, attributes as `trainer.step`."""
     names: set[str] = set()
     for part in in_scope(node):
-        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(part.name)
-        elif isinstance(part, ast.alias):
-            names.add(part.asname or part.name.partition(".")[0])
-        elif isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Store):
-            names.add(ast.unparse(part))
+        match part:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
+                names.add(name)
+            case ast.MatchMapping(rest=str(name)):
+                names.add(name)
+            case ast.Name() | ast.Attribute() if isinstance(part.ctx, ast.Store):
+                names.add(ast.unparse(part))
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                names |= {each.target.id for each in ast.walk(part) if isinstance(each, ast.NamedExpr)}
     return names
 
 

@@ -295,7 +295,9 @@ def _reads(body: Iterable[ast.stmt]) -> set[str]:
         own = {name for name, later in _globals(table) if not later} | _replaced(node)
         own -= {n.target.id for n in ast.walk(head) if isinstance(n, ast.NamedExpr)}
         inner = set().union(*map(_reads, blocks))
-        found |= (own | (inner - {s.get_name() for s in table.get_symbols() if s.is_assigned()})) - given
+        if not isinstance(node, ast.ClassDef):  # which has its name after its body
+            inner -= {s.get_name() for s in table.get_symbols() if s.is_assigned()}
+        found |= (own | inner) - given
         given |= _given(node)
     return found
 
@@ -311,7 +313,7 @@ def _apart(node: ast.AST) -> tuple[ast.AST, list[list[ast.stmt]]]:
     """A compound statement without its blocks, and those."""
     head: Any = copy.copy(node)
     blocks = []
-    if isinstance(node, _SCOPES):
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return head, blocks
     if (
         isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) > 1

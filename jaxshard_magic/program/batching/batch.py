@@ -14,7 +14,7 @@ from math import prod
 from ..dimensions import Dimensions
 from ..ir import Equation
 from ..primitives import scan_counts
-from ..primitives.dims import reduced
+from ..primitives.dims import along, reduced
 from ..primitives.primitive import Kind
 from ..roles import PARAMS, RNG, Roles
 from .joins import find_joins
@@ -43,7 +43,7 @@ class Batch:
 @dataclass(frozen=True)
 class _Choice:
     cover: float
-    looped: bool  # a loop steps over it: time, or steps of an epoch
+    looped: bool  # a loop steps over it, or `associative_scan`, which halves it again and again: time, or an epoch
     inner: int
     leaves: int
     first_dim: int
@@ -94,8 +94,13 @@ class _Evidence:
         self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
         self.inner: Counter[int] = Counter()
         self.products: list[tuple[int, frozenset[int]]] = []
+        self._strided: list[
+            tuple[int | None, int | None]
+        ] = []  # a class, and that of every second of its places
         for e in dims.program.equations:
             self._look(e)
+        halved = {c for c, _ in self._strided}
+        self._looped = dims.looped | {c for c, half in self._strided if half in halved}
 
     def free(self, c: int | None) -> bool:
         return c is not None and c not in self.bound
@@ -107,10 +112,14 @@ class _Evidence:
             self._count(c for k in ins[consts + carried :] for c in k[:1])
         if e.doors:
             return
+        if e.primitive.cuts and (strides := e.params.get("strides")):
+            self._strided += [(ins[0][d], outs[0][d]) for d, n in enumerate(strides) if n > 1 and ins[0]]
         for k in ins + outs:
             self._count(c for c, n in Counter(k).items() if n > 1 and self.free(c))
         ends = _ends(e, ins, outs)
         living = {c for k in outs for c in k if self.free(c)}
+        if e.primitive.kind is Kind.RUNNING:
+            living -= ends
         if living & self.given:  # places that the step made, as an expert's for tokens, are no examples
             self._count(c for c in ends if self.free(c) and c not in living)
         if e.primitive.product:
@@ -177,17 +186,19 @@ class _Evidence:
         cover = sum(w for w, k in todo if k & reach) / total
         inner = min(self.inner[x] for x in reach)
         leaves = self.leaves.get(c, [])
-        looped = bool(reach & self.dims.looped)
+        looped = bool(reach & self._looped)
         return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
 
 
 def _ends(e: Equation, ins: list, outs: list) -> set:
-    """Classes that this equation sums, contracts, slices or looks at through a window."""
+    """Classes that this equation sums, runs over, contracts, slices or looks at through a window."""
     if (c := e.contraction) is not None:
         summed = {ins[0][d] for d, *_ in (*c.contracted, *c.windowed) if ins[0]}
         return summed | {outs[0][d] for _, _, d in c.windowed}
     if e.primitive.kind is Kind.REDUCTION:
         return {ins[0][d] for d in reduced(e.params) if ins[0]}
+    if e.primitive.kind is Kind.RUNNING:
+        return {ins[0][d] for d in along(e.params, len(ins[0]))}
     if e.primitive.along or e.primitive.cuts:
         pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
         return {k[d] for k, d in pairs if outs[0][d] != k[d]}

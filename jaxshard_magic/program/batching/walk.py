@@ -73,7 +73,7 @@ class Walk:
         for v, label in zip(small.ins, ins, strict=True):
             self.of[v] = label
         for v, a, b in zip(small.const_values, small.consts, large.consts, strict=True):
-            self.of[v] = _held(a, b, self.ratio)
+            self.of[v] = held(a, b, self.ratio)
         for e, f in zip(small.equations, large.equations, strict=True):
             self.equation(e, f)
         outs = zip(small.outs, small.jaxpr.outvars, large.jaxpr.outvars, strict=True)
@@ -176,8 +176,8 @@ class Walk:
             again = self.scope(test.scope, tested.scope, [*site.labels[:of_test], *carry])
             return self.scope(body.scope, other.scope, [*site.labels[of_test:start], *carry]), again
 
-        carry, again = self._carried(site, start, body.scope.ins[start - of_test :], trip)
-        if again != [CONSTANT]:
+        carry, (again,) = self._carried(site, start, body.scope.ins[start - of_test :], trip)
+        if again != CONSTANT and not _row_by_row(again, carry):
             raise Lost
         return carry
 
@@ -270,7 +270,7 @@ def _outside(label: Label) -> Label:
     return label
 
 
-def _held(small: Any, large: Any, ratio: Fraction) -> Label:
+def held(small: Any, large: Any, ratio: Fraction) -> Label:
     """The label of an array that the programs hold; along a batch, only one that is the same for all examples."""
     if small is large:
         return CONSTANT
@@ -286,3 +286,9 @@ def _held(small: Any, large: Any, ratio: Fraction) -> Label:
         return Unknown()
     one = np.take(a, [0], dim)
     return Rows(dim) if (a == one).all() and (b == one).all() else Unknown()
+
+
+def _row_by_row(again: Label, carry: Sequence[Label]) -> bool:
+    """Does each row of a loop stop for itself, whatever the others do? `again`: the condition, under `jax.vmap` one for
+    each row, which are the first dimensions of all that is carried."""
+    return isinstance(again, Rows) and all(isinstance(x, Rows) and x.dim == again.dim for x in carry)

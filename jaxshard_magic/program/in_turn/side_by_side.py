@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .. import control_flow
 from ..emit import Emitter
 from ..ir import Door, Equation, Program, Scope, Value
 from ..losses import Losses, WithLosses, run_anew
@@ -82,11 +83,10 @@ class _SideBySide(WithLosses):
                 del following[at]
             return tuple(following), tuple(outs[k:])
 
-        start = [jnp.asarray(x) for x in values[n : n + k]]
+        start = values[n : n + k]
         if at is not None:
             del start[at]
-        kept = {key: e.params[key] for key in ("length", "reverse", "unroll")}
-        carry, ys = lax.scan(trip, tuple(start), (numbers, parts, values[n + k :]), **kept)
+        carry, ys = control_flow.scan(e, trip, start, (numbers, parts, values[n + k :]))
         carry = list(carry)
         if at is not None:
             carry.insert(at, jnp.asarray(trips).astype(self.program.avals[e.outs[at]].dtype))

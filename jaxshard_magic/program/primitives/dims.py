@@ -188,6 +188,12 @@ def same_places(links: "Links", e: "Equation") -> None:
                 links.cut.append((links.program.node(operand, d), links.program.node(out, d)))
 
 
+def running(links: "Links", e: "Equation") -> None:
+    """A number for each place of the operand, the dimension that it runs over included."""
+    for d in range(len(links.shape(e.outs[0]))):
+        links.link(e, e.ins[0], d, e.outs[0], d)
+
+
 def stack(links: "Links", e: "Equation") -> None:
     """The dimensions of every operand, with a new one between them."""
     axis = e.params["axis"]

@@ -77,6 +77,7 @@ class Primitive:
     in_each: bool = False
     joins: Callable[[Any, Any], Any] | None = None
     fill: Callable[[Any], Any] | None = None
+    running: Callable[[Any, Any], Any] | None = None  # of a running reduction: combines two numbers
     runs: Runs | None = None  # under mixed precision; None: as written, of which nothing else is known
     across: Across | None = None  # of collectives
     places: int | None = (

@@ -137,6 +137,10 @@ _add("tile", Kind.CUT, follow=indexing.tile, linear=FIRST, **_CUT)
 _add("stack", Kind.CUT, follow=indexing.stack, linear=ALL, dims=dims.stack, pinned=True, kept=True, **_CUT)
 _add("unstack", Kind.CUT, follow=indexing.unstack, linear=FIRST, dims=dims.unstack, alias=True, **_CUT)
 
+# Elements of the blocks of a scan (`program/scans.py`), to all devices and back.
+_add("gather_blocks divide_blocks", Kind.CUT, follow=indexing.cut, linear=FIRST, along=True, pinned=True)
+_add("gather_blocks divide_blocks", Kind.CUT, **_CUT)
+
 # At places that another operand names.
 _add(
     "gather",
@@ -178,6 +182,14 @@ _add("cumlogsumexp", Kind.RUNNING, fill=least, kept=True, **_ALONG)
 _add("cumsum cumprod cumlogsumexp", Kind.RUNNING, rounds=True, runs=Runs.FLOAT)
 _add("cummax", Kind.RUNNING, fill=least, runs=Runs.FOLLOW, **_ALONG)
 _add("cummin", Kind.RUNNING, fill=most, runs=Runs.FOLLOW, **_ALONG)
+for _names, _combine in (
+    ("cumsum", lax.add),
+    ("cumprod", lax.mul),
+    ("cummax", lax.max),
+    ("cummin", lax.min),
+    ("cumlogsumexp", jnp.logaddexp),
+):
+    _add(_names, Kind.RUNNING, dims=dims.running, running=_combine)
 _add("sort", Kind.ORDER, cuts=True, mixes=True, kept=True, **_ALONG)
 _add("top_k", Kind.ORDER, places=1, runs=Runs.FOLLOW, **_ALONG)
 _add("approx_top_k", Kind.ORDER, places=1, **_ALONG)

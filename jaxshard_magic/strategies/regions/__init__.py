@@ -9,9 +9,11 @@ from .own_experts import own_experts
 from .partials import partial_sums
 from .region import Context, Emission, Region
 from .ring import ring_attention
+from .running import running
 from .scattered import scattered
 from .sorted_rows import sorted_rows
 from .sum_types import typed_sums
+from .transforms import transforms
 from .unreduced import unreduced
 
 # From the outside in: of an equation that is a member of several, the first is asked first.
@@ -26,6 +28,8 @@ KINDS: tuple[Callable[[Context], Region], ...] = (
     typed_sums,
     grouped,
     ring_attention,
+    running,
+    transforms,
 )
 
 __all__ = ["KINDS", "Context", "Emission", "Region"]

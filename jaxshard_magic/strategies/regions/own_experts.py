@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ...plan import Sent
+from ...program import control_flow
 from ...program.expert_loops import ExpertLoop
 from ...program.ir import Equation, Value
 from ...program.labels import COMBINE, DISPATCH
@@ -53,9 +53,7 @@ class OwnExperts(Region):
             outs = body(*(given[i] for i in range(len(values))))
             return tuple(outs[i] for i in summed), tuple(outs[k:])
 
-        kept = {name: e.params[name] for name in ("reverse", "unroll")}
-        length = e.params["length"] // parts
-        carried, made = lax.scan(trip, tuple(sums), tuple(stacks), length=length, **kept)
+        carried, made = control_flow.scan(e, trip, sums, tuple(stacks), e.params["length"] // parts)
         added = {i: self._added(e.outs[i], x, own) for i, x, own in zip(summed, start, carried, strict=True)}
         wholes = (jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]) for x in made)
         return [

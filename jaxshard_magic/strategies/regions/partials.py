@@ -16,6 +16,7 @@ from jax import lax
 from ...plan import Sent
 from ...program.ir import Equation, Value
 from ...program.primitives import bind
+from ...program.xla_faults import bind_mended
 from ..layout import Axes, Layout, Spec, partition_spec
 from ..reductions import activation_sum
 from ..sp import operand_specs, scattered
@@ -30,8 +31,9 @@ class Term:
     operands: tuple[Any, ...]
     casts: tuple[Equation, ...] = ()
 
-    def value(self, operands: tuple[Any, ...]) -> Any:
-        out = bind(self.product.eqn, list(operands))
+    def value(self, operands: tuple[Any, ...], *, cpu: bool) -> Any:
+        """What it is of `operands`, those of one device, on a CPU device or another."""
+        out = bind_mended(self.product, list(operands), lambda _d: False, cpu=cpu)
         for cast in self.casts:
             out = bind(cast.eqn, out)
         return out[0]
@@ -98,7 +100,7 @@ class PartialSums(Region):
 
         def local(*operands):
             pairs = zip(operands[::2], operands[1::2], strict=True)
-            values = [t.value(pair) for t, pair in zip(terms, pairs, strict=True)]
+            values = [t.value(pair, cpu=simulated) for t, pair in zip(terms, pairs, strict=True)]
             total = values[0]
             for v in values[1:]:
                 total = lax.add(total, v)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from ...program.ir import Equation, Value
 from ...program.primitives import bind, bind_as, is_float
+from ...program.xla_faults import widened
 from ...targets.gathers import scatter, way
 from ..layout import Axes, Layout, Spec, partition_spec, without
 from .deferred import BatchDims
@@ -51,6 +52,8 @@ class Parts:
 
         def on_shard(*operands):
             own = [operands[0][0] if adds else operands[0], *operands[1:]]
+            if self.layout.simulated:
+                own = widened(e, own, dtype or self.layout.program.avals[e.outs[0]].dtype)
             return (bind(e.eqn, own) if dtype is None else bind_as(e.eqn, own, dtype))[0][None]
 
         parts = jax.shard_map(

@@ -4,7 +4,7 @@ A product of activations in bfloat16 adds up in float32 before it rounds, so tha
 nothing: a sum over the devices of such results loses nothing to rounding, and sends twice the bytes.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ...program.ir import Equation
 from ...program.phases import BACKWARD
 from ...program.primitives import bind_as, is_float
+from ...program.xla_faults import widened
 from ..layout import Layout
 from .deferred import summed_batch
 from .region import Context, Emission, Region
@@ -20,19 +21,18 @@ from .region import Context, Emission, Region
 
 @dataclass(frozen=True, eq=False)
 class TypedSums(Region):
-    """Equations that sum over the divided batch and make their result in `dtype`, as which devices add it up. `wide`:
-    those of them, by index, that take their operands in that type as well."""
+    """Equations that sum over the divided batch and make their result in `dtype`, as which devices add it up."""
 
+    layout: Layout
     dtype: Any
-    wide: Collection[int]
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         return hold.after(e, bind_as(e.eqn, self.operands(e, hold.before(e, values)), self.dtype))
 
     def operands(self, e: Equation, values: list) -> list:
-        """The operands of `e`, in the type in which it takes them."""
-        if e.index not in self.wide:
-            return values
+        """The operands of `e`, in the type in which it takes them: those of a product as they are."""
+        if e.primitive.product:
+            return widened(e, values, self.dtype) if self.layout.simulated else values
         return [v.astype(self.dtype) if is_float(v.dtype) else v for v in values]
 
 
@@ -49,7 +49,7 @@ def typed_sums(context: Context) -> TypedSums:
     """The sums over the batch whose type changes. Those of products in the backward pass count as gradients: the
     others of it, of biases and looked up rows, lose by a narrower type."""
     layout, dtype = context.layout, context.sum_dtype
-    members, wide = set[int](), set[int]()
+    members = set[int]()
     if dtype is not None and layout.count(layout.batch_axes) > 1:
         for e in layout.program.equations:
             if summed_batch(layout, e) is not None:
@@ -57,12 +57,4 @@ def typed_sums(context: Context) -> TypedSums:
                 gradient = e.primitive.product and context.phases.get(e.index) == BACKWARD
                 if sum_type(dtype, own, gradient=gradient) != own:
                     members.add(e.index)
-                    if not e.primitive.product or _lacks_kernel(layout, e):
-                        wide.add(e.index)
-    return TypedSums(members, dtype, wide)
-
-
-def _lacks_kernel(layout: Layout, e: Equation) -> bool:
-    """Is it several products at once of bfloat16, which XLA for the CPU can't add up in float32?"""
-    several = e.contraction is not None and bool(e.contraction.batch)
-    return layout.simulated and several and layout.program.avals[e.outs[0]].dtype == jnp.bfloat16
+    return TypedSums(members, layout, dtype)

@@ -1,0 +1,39 @@
+"""Fourier transforms on CPU devices, each of what a device has: XLA for the CPU can't transform what lies in memory in
+another order than by rows, and lays out what is gathered as it likes. What says how an array lies in memory is not
+divided; in a `shard_map` it need not be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from ...program.ir import Equation
+from ...program.xla_faults import bind_mended
+from ..layout import Layout, partition_spec
+from .region import Context, Emission, Region
+
+
+@dataclass(frozen=True, eq=False)
+class Transforms(Region):
+    """The Fourier transforms of a step, whose own dimensions are whole."""
+
+    layout: Layout
+
+    def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
+        layout = self.layout
+        before, after = (partition_spec(layout.within(e, v)) for v in (e.ins[0], e.outs[0]) if v is not None)
+        transformed = jax.shard_map(
+            lambda x: bind_mended(e, [x], lambda _d: False, cpu=True)[0],
+            mesh=layout.mesh,
+            in_specs=before,
+            out_specs=after,
+            check_vma=False,
+        )
+        return hold.after(e, [transformed(*hold.before(e, values))])
+
+
+def transforms(context: Context) -> Transforms:
+    """The Fourier transforms on CPU devices."""
+    layout = context.layout
+    found = {e.index for e in layout.program.equations if e.name == "fft" and e.ins[0] is not None}
+    return Transforms(found if layout.simulated else (), layout)

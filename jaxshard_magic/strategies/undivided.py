@@ -1,0 +1,151 @@
+"""Equations that need all of a dimension which the layout divides: what XLA gets wrong else, and scans' blocks."""
+
+from dataclasses import dataclass, replace
+
+from ..plan import Finding
+from ..program.ir import Equation, Value
+from ..program.lines import users_line
+from ..program.xla_faults import Fault, Slots, whole_dimensions
+from ..units import byte_text
+from .layout import Axes, Layout, Spec
+
+_TOLD = 3  # lines of one fault that a finding names
+
+
+def keep_whole(layout: Layout) -> None:
+    """Have equations that need all of a divided dimension read and make it whole, and tell which of them are a fault of
+    XLA's: adds to `layout.exchanges` and `layout.findings`. All strategies have filled in the layout before."""
+    reads: dict[tuple[int, Value], Spec] = {}
+    makes: dict[Value, Spec] = {}
+    told: dict[Fault | None, list[_Changed]] = {}
+    for e in layout.program.equations:
+        if e.name == "divide_blocks" and (v := e.ins[0]) is not None:
+            makes[v] = layout.between(
+                v
+            )  # whole: else it would be made divided, in another order of blocks, say
+        if e.name == "gather_blocks":
+            fault, changed = None, _changed(layout, e, {0: frozenset({e.params["axis"]})}, frozenset())
+            makes[e.outs[0]] = layout.between(e.outs[0])
+        elif (found := whole_dimensions(e, cpu=layout.simulated)) is not None:
+            fault, changed = found[0], _changed(layout, e, found[1], found[0].across(e))
+        else:
+            continue
+        reads |= {(e.index, v): spec for k, v, spec in changed.specs if k < len(e.ins)}
+        makes |= {v: spec for k, v, spec in changed.specs if k >= len(e.ins)}
+        if changed.specs:
+            told.setdefault(fault, []).append(changed)
+    exchanges = layout.exchanges
+    layout.exchanges = replace(
+        exchanges, reads={**exchanges.reads, **reads}, makes={**exchanges.makes, **makes}
+    )
+    for fault, changes in told.items():
+        layout.findings.append(
+            _about_scans(layout, changes) if fault is None else _about_fault(layout, fault, changes)
+        )
+
+
+def held_against_faults(layout: Layout) -> tuple[str, ...]:
+    """The user's lines at which constraints alone would have XLA go wrong: what `keep_whole` keeps so, and padding
+    between elements whose result is divided and whose operand is not."""
+    found = (e for e in layout.program.equations if _kept_whole(layout, e) or _padded_apart(layout, e))
+    return tuple(dict.fromkeys(_line(e) or "a library's line" for e in found))
+
+
+def _kept_whole(layout: Layout, e: Equation) -> bool:
+    read_otherwise = any((e.index, v) in layout.exchanges.reads for v in e.ins if v is not None)
+    return read_otherwise and whole_dimensions(e, cpu=layout.simulated) is not None
+
+
+def _padded_apart(layout: Layout, e: Equation) -> bool:
+    if e.name != "pad" or e.ins[0] is None:
+        return False
+    before, after = layout.within(e, e.ins[0]), layout.within(e, e.outs[0])
+    return any(
+        there and there != here and (inner > 0 or min(low, high) < 0)
+        for (low, high, inner), here, there in zip(e.params["padding_config"], before, after, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """How `equation` works with its operands and results that lie otherwise elsewhere: each with its position and its
+    spec there."""
+
+    equation: Equation
+    specs: list[tuple[int, Value, Spec]]
+
+
+def _changed(layout: Layout, e: Equation, slots: Slots, across: frozenset[int]) -> _Changed:
+    """`e` with dimensions of `slots` whole; what divides them divides one of `across` instead, where one has room.
+    Weights that activations meet are gathered as those of other equations."""
+    ends = [
+        (k, v, layout.between(v))
+        for k, v in enumerate((*e.ins, *e.outs))
+        if v is not None and k in slots and (layout.batchy(v) or not layout.storage.batchy_equation(e))
+    ]
+    gone = tuple(
+        dict.fromkeys(a for k, _, spec in ends for d in sorted(slots[k]) for a in spec[d : d + 1][0])
+    )
+    if not gone:
+        return _Changed(e, [])
+    instead = _with_room(layout, ends, slots, across, gone)
+    specs = []
+    for k, v, spec in ends:
+        there: Spec = [() if d in slots[k] else axes for d, axes in enumerate(spec)]
+        if instead is not None:
+            there[instead] = (*there[instead], *gone)
+        if there != spec:
+            specs.append((k, v, there))
+    return _Changed(e, specs)
+
+
+def _with_room(
+    layout: Layout, ends: list[tuple[int, Value, Spec]], slots: Slots, across: frozenset[int], gone: Axes
+) -> int | None:
+    """The largest of the dimensions `across` that divides over what divides it already and the axes `gone`."""
+    shapes = layout.program.shapes
+
+    taken = {a for k, _, spec in ends for d, axes in enumerate(spec) if d not in slots[k] for a in axes}
+    if not taken.isdisjoint(gone):
+        return None
+
+    def fits(d: int) -> bool:
+        return all(shapes[v][d] % layout.count((*spec[d], *gone)) == 0 for _, v, spec in ends)
+
+    beside = across.difference(*slots.values())
+    return max((d for d in beside if fits(d)), key=lambda d: shapes[ends[0][1]][d], default=None)
+
+
+def _about_scans(layout: Layout, changes: list[_Changed]) -> Finding:
+    """The scans whose blocks devices divide among them, by what is gathered of each block."""
+    size = sum(layout.bytes_of(v, spec) * c.equation.trips for c in changes for _, v, spec in c.specs)
+    v, e = changes[0].specs[0][1], changes[0].equation
+    blocks = layout.program.shapes[v][e.params["axis"]]
+    message = (
+        f"Associative scans along a divided dimension{_lines(changes)} run in {blocks} blocks, each on the device that "
+        f"has it: one element of each block is gathered, {byte_text(size)} a step, and no other. The numbers are the "
+        "step's, but for the order in which elements are combined."
+    )
+    return Finding("scans-in-blocks", "info", message)
+
+
+def _about_fault(layout: Layout, fault: Fault, changes: list[_Changed]) -> Finding:
+    held = max(layout.bytes_of(v, spec) for c in changes for _, v, spec in c.specs)
+    message = (
+        f"{fault.name[0].upper()}{fault.name[1:]}{_lines(changes)} takes whole dimensions that are divided elsewhere, "
+        f"because XLA {fault.wrong} where they are divided. A device has {byte_text(held)} of the largest array there."
+    )
+    return Finding("kept-whole", "info", message)
+
+
+def _lines(changes: list[_Changed]) -> str:
+    lines = list(dict.fromkeys(line for c in changes if (line := _line(c.equation))))
+    more = f" and {len(lines) - _TOLD} more" if len(lines) > _TOLD else ""
+    return f" ({', '.join(lines[:_TOLD])}{more})" if lines else ""
+
+
+def _line(e: Equation | None) -> str | None:
+    """The user's line, of an equation that a library's function makes that of its call."""
+    while e is not None and (line := users_line(e.eqn)) is None:
+        e = e.outer
+    return None if e is None else line

@@ -1,0 +1,171 @@
+"""What works along a dimension, or takes its elements apart, gives the plain step's numbers where that dimension is
+divided: by rows, by positions, by columns, with its gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxshard_magic
+
+SIZE = 16  # of each dimension
+MESHES = {
+    "dp": "cpu:8 data=8",
+    "fsdp": "cpu:8 data=8",
+    "tp": "cpu:8 model=8",
+    "fsdp+tp": "cpu:8 data=4 model=2",
+    "sp": "cpu:8 seq=8",
+    "dp+sp": "cpu:8 data=2 seq=4",
+}
+
+
+def windows(y, op, init, dim, size, stride=1, padding="VALID"):
+    sizes, strides = ([n if d == dim else 1 for d in range(3)] for n in (size, stride))
+    return lax.reduce_window(y, init, op, sizes, strides, padding)
+
+
+def first(fun):
+    """`fun` of the dimension that is divided, as the first."""
+    return lambda y, dim: jnp.swapaxes(fun(jnp.swapaxes(y, 0, dim)), 0, dim)
+
+
+def linear(a, b):
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+def recurrence(y, dim, *, reverse=False):
+    return lax.associative_scan(linear, (jax.nn.sigmoid(y), jnp.tanh(y)), axis=dim, reverse=reverse)[1]
+
+
+def counted(y, dim):
+    return lax.broadcasted_iota(jnp.float32, y.shape, dim)
+
+
+def convolved(y, stride=1, spread=1, dilation=1):
+    """Along the first dimension, of columns as features."""
+    kernel = jnp.sin(jnp.arange(3.0 * SIZE * SIZE)).reshape(3, SIZE, SIZE) / SIZE
+    return lax.conv_general_dilated(
+        jnp.swapaxes(y, 0, 1), kernel, (stride,), [(2, 1)], (spread,), (dilation,), ("NWC", "WIO", "NWC")
+    )
+
+
+Kind = Callable[[Any, int], Any]
+STRIDES: dict[str, Kind] = {
+    "every second": first(lambda y: y[::2]),
+    "every second from the second": first(lambda y: y[1::2]),
+    "every third": first(lambda y: y[::3]),
+    "every second of an odd number": first(lambda y: y[1::2][:-1][::2]),
+    "interleaved": first(lambda y: jnp.stack([y[::2] * 2, y[1::2] * 3], 1).reshape(y.shape)),
+    "repeated": lambda y, dim: jnp.repeat(y, 2, dim),
+    "inserted": lambda y, dim: jnp.insert(y, 3, 1.0, dim),
+    "differences": lambda y, dim: jnp.diff(y, axis=dim),
+    "two paddings": first(
+        lambda y: (
+            jnp.pad(y, ((1, 0), (0, 0), (0, 0))) * jnp.pad(y, ((1, 0), (0, 0), (0, 0)), constant_values=0.5)
+        )
+    ),
+    "shifted": first(lambda y: y * lax.pad(y, 0.0, [(-1, 1, 0), (0, 0, 0), (0, 0, 0)])),
+    "rolled and flipped": lambda y, dim: jnp.roll(y, 3, dim) * jnp.flip(y, dim),
+}
+RUNNING: dict[str, Kind] = {
+    "cumsum": lambda y, dim: jnp.cumsum(y, dim),
+    "cumsum, from the end": lambda y, dim: lax.cumsum(y, dim, reverse=True),
+    "cumprod": lambda y, dim: jnp.cumprod(jnp.cos(y), dim),
+    "cummax": lambda y, dim: lax.cummax(y, dim),
+    "cummin, from the end": lambda y, dim: lax.cummin(y, dim, reverse=True),
+    "cumlogsumexp": lambda y, dim: lax.cumlogsumexp(y, axis=dim),
+    "without a gradient": lambda y, dim: (
+        y
+        * lax.stop_gradient(
+            lax.cumprod(jnp.cos(y), dim, reverse=True)
+            + lax.cummax(y, dim)
+            + lax.cummin(y, dim)
+            + lax.cumlogsumexp(y, axis=dim, reverse=True)
+            + jnp.cumsum(y > 0, dim)
+        )
+    ),
+    "recurrence": recurrence,
+    "recurrence, from the end": lambda y, dim: recurrence(y, dim, reverse=True),
+}
+WINDOWS: dict[str, Kind] = {
+    "overlapping maxima": lambda y, dim: windows(y, lax.max, -jnp.inf, dim, 3),
+    "overlapping minima": lambda y, dim: windows(y, lax.min, jnp.inf, dim, 2, 1, "SAME"),
+    "maxima side by side": lambda y, dim: windows(y, lax.max, -jnp.inf, dim, 2, 2),
+    "averages with strides": lambda y, dim: windows(y, lax.add, 0.0, dim, 3, 2, "SAME"),
+    "sums and maxima": lambda y, dim: (
+        windows(y, lax.add, 0.0, dim, 3, 1, "SAME") * windows(y, lax.max, -jnp.inf, dim, 3, 1, "SAME")
+    ),
+    "convolved": first(convolved),
+    "convolved with strides": first(lambda y: convolved(y, stride=2)),
+    "convolved, dilated": first(lambda y: convolved(y, dilation=2)),
+    "convolved, transposed": first(lambda y: convolved(y, spread=2)),
+}
+ORDERS: dict[str, Kind] = {
+    "sorted": lambda y, dim: jnp.sort(y, dim) * counted(y, dim),
+    "put in order": lambda y, dim: jnp.take_along_axis(y, jnp.argsort(y, dim), dim) ** 3,
+    "largest": lambda y, dim: lax.top_k(jnp.moveaxis(y, dim, -1), 3)[0],
+    "fft": lambda y, dim: jnp.abs(jnp.fft.fft(y, axis=dim)),
+    "ifft": lambda y, dim: jnp.abs(jnp.fft.ifft(y * (1 + 1j), axis=dim)),
+    "rfft": lambda y, dim: jnp.abs(jnp.fft.rfft(y, axis=dim)),
+    "irfft": lambda y, dim: jnp.fft.irfft(y * (1 + 1j), axis=dim),
+    "fft2": lambda y, dim: jnp.abs(jnp.fft.fft2(y, axes=(dim, (dim + 1) % 3))),
+}
+GROUPS = {"strides": STRIDES, "running": RUNNING, "windows": WINDOWS, "orders": ORDERS}
+
+
+def training(kinds, dim):
+    """A step whose loss has a term for each kind: it gives the parameters, the terms and the gradients."""
+
+    @jax.jit
+    def step(params, x):
+        def loss(params):
+            into, out = params
+            y = jnp.tanh(x @ into)
+            made = [kind(y, dim) for kind in kinds.values()]
+            terms = jnp.stack([jnp.mean(m**2) + jnp.mean(m * jnp.cos(m)) for m in made])
+            return terms.sum() + jnp.mean((y @ out) ** 2), terms
+
+        (_, terms), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), terms, grads
+
+    return step
+
+
+def arguments():
+    keys = jax.random.split(jax.random.key(0), 3)
+    into, out = (jax.random.normal(key, (SIZE, SIZE)) / 2 for key in keys[:2])
+    return (into, out), np.asarray(jax.random.normal(keys[2], (SIZE, SIZE, SIZE)))
+
+
+def the_same(group, dim, strategy):
+    kinds = GROUPS[group]
+    step = training(kinds, dim)
+    (_, terms, grads), (_, wanted, theirs) = (
+        run(*arguments()) for run in (jaxshard_magic.shard(step, strategy, mesh=MESHES[strategy]), step)
+    )
+    off = {name: abs(a / b - 1) for name, a, b in zip(kinds, terms, wanted, strict=True)}
+    assert max(off.values()) < 1e-4, off
+    for a, b in zip(grads, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+OWN = {"dp": 0, "fsdp": 0, "sp": 1, "dp+sp": 1, "tp": 2, "fsdp+tp": 2}  # the dimension that it divides
+SHORT = [("strides", "tp"), ("running", "dp"), ("running", "sp"), ("windows", "fsdp"), ("orders", "dp+sp")]
+ALL = [(group, dim, strategy) for group in GROUPS for dim in range(3) for strategy in MESHES]
+
+
+@pytest.mark.parametrize(("group", "strategy"), SHORT)
+def test_along_a_divided_dimension_the_numbers_are_the_plain_steps(group, strategy):
+    the_same(group, OWN[strategy], strategy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("group", "dim", "strategy"), [a for a in ALL if (a[0], a[2]) not in SHORT or OWN[a[2]] != a[1]]
+)
+def test_along_any_dimension_the_numbers_are_the_plain_steps(group, dim, strategy):
+    the_same(group, dim, strategy)

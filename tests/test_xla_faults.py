@@ -1,0 +1,164 @@
+"""The table of what XLA gets wrong: each fault in plain JAX, without the package, as long as XLA has it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from forked import ran
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxshard_magic
+from jaxshard_magic.program.xla_faults import FAULTS
+
+TABLE = {fault.name: fault for fault in FAULTS}
+# A race: it comes once in many runs, and a test that waits for it would be as long.
+UNSEEN = {"two collectives that do not wait for each other, one in a loop"}
+ALONE = """
+import jax, jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+last = NamedSharding(mesh, P(None, None, ("data", "model")))
+"""
+
+
+def on(*spec):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, P(*spec))
+
+
+def drawn(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def same(fun, *args, **shardings) -> bool:
+    """Does a function give divided what it gives on one device?"""
+    try:
+        got = jax.jit(fun, **shardings)(*args)
+        got = jax.block_until_ready(got)
+    except jax.errors.JaxRuntimeError:
+        return False
+    want = jax.jit(fun)(*args)
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return all(np.allclose(a, b, rtol=1e-3, atol=1e-3 * float(jnp.abs(b).max())) for a, b in pairs)
+
+
+def padding_between() -> bool:
+    def spread(x, low, high, inner):
+        return lax.pad(x, 0.0, [(low, high, inner)])
+
+    x, divided = drawn(4), {"out_shardings": on("data")}
+    return same(lambda x: spread(x, 1, 0, 1), x, **divided) and same(
+        lambda x: spread(x, -1, 5, 0), x, **divided
+    )
+
+
+def two_paddings() -> bool:
+    return same(
+        lambda x: [lax.pad(x, fill, [(1, 0, 0)]) for fill in (0.0, 1.0)], drawn(16), in_shardings=on("data")
+    )
+
+
+def overlapping_maxima() -> bool:
+    def maxima(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, (3, 1), (1, 1), "VALID")
+
+    return same(jax.grad(lambda x: (maxima(x) ** 2).sum()), drawn(16, 24), in_shardings=on("data"))
+
+
+def dilated_windows() -> bool:
+    def average(x):
+        x = lax.with_sharding_constraint(1.5 * x, on("data"))
+        return lax.with_sharding_constraint(lax.reduce_window(x, 0.0, lax.add, (3, 1), (3, 1), "VALID"), on())
+
+    return same(jax.grad(lambda x: (average(x) ** 2).sum()), drawn(16, 24))
+
+
+def strided_kernels() -> bool:
+    def loss(kernel, x):
+        made = lax.conv_general_dilated(x, kernel, (2,), [(1, 2)], dimension_numbers=("NWC", "WIO", "NWC"))
+        return (made**2).sum()
+
+    return same(jax.grad(loss), drawn(2, 3, 4), drawn(2, 16, 3), in_shardings=(on(), on(None, "data")))
+
+
+def memory_of_transforms() -> bool:
+    def loss(w, x):
+        return jnp.abs(jnp.fft.fft(lax.with_sharding_constraint(x @ w, on(None, "data")))).mean()
+
+    return same(jax.grad(loss), drawn(64, 32), drawn(16, 64), in_shardings=(on(None, "data"), on()))
+
+
+def narrow_products() -> bool:
+    def product(a, b):
+        return lax.dot_general(a, b, (((0,), (2,)), ((), ())), preferred_element_type=jnp.float32)
+
+    return same(product, drawn(8, 2).astype(jnp.bfloat16), drawn(2, 16, 8).astype(jnp.bfloat16))
+
+
+def divided_groups() -> bool:
+    """The gradient of each example, which are the groups of a convolution."""
+
+    def loss(kernel, x):
+        made = lax.conv_general_dilated(
+            x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return (made**2).sum()
+
+    each = jax.vmap(jax.grad(loss), (None, 0))
+    return same(each, drawn(3, 4, 8), drawn(16, 8, 4), in_shardings=(on(), on("data")))
+
+
+def ends_well(text: str) -> bool:
+    return ran(ALONE + text)[0] == 0
+
+
+RIGHT: dict[str, Callable[[], bool]] = {
+    "padding between elements": padding_between,
+    "two paddings of one array": two_paddings,
+    "the gradient of a maximum over overlapping windows": overlapping_maxima,
+    "windows over a dilated array, as in the gradient of an average with strides,": dilated_windows,
+    "a dilated convolution, or the gradient of a strided one,": strided_kernels,
+    "a Fourier transform": lambda: ends_well(
+        "transform = jax.jit(jnp.fft.fft, in_shardings=last, out_shardings=last)\n"
+        "assert 'all-gather' not in transform.lower(jnp.ones((4, 32, 16), complex)).compile().as_text()"
+    ),
+    "the layout in memory of a Fourier transform's operand and result": memory_of_transforms,
+    "a product of several matrices in bfloat16 with a result in float32": narrow_products,
+    "a convolution whose groups are divided": divided_groups,
+    "a sum in bfloat16 over manual axes of a mesh that has automatic ones": lambda: ends_well(
+        "summed = jax.shard_map(lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P(), "
+        "axis_names={'data'}, check_vma=False)\n"
+        "jax.jit(summed)(jnp.ones((8, 16), jnp.bfloat16)).block_until_ready()"
+    ),
+}
+
+
+def test_every_fault_has_a_program():
+    assert RIGHT.keys() | UNSEEN == TABLE.keys()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_xla_has_the_faults_of_the_table(name):
+    fault = TABLE[name]
+    if fault.present:
+        assert not RIGHT[name](), (
+            f"XLA is right now: {name}. Say since when (`mended`), and take the row out of program/xla_faults.py with "
+            "what guards it once no supported jax has the fault"
+        )
+    else:
+        assert RIGHT[name](), f"XLA has it again, or still: {name}"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_fault_is_guarded(name):
+    fault = TABLE[name]
+    package = Path(jaxshard_magic.__file__).parent
+    assert fault.whole or fault.instead or (package / str(fault.guard)).is_file()
