@@ -28,6 +28,7 @@ from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .errors import ShardError, whole_number
+from .introspect import is_a
 from .temporary import done_whole
 
 MAX_DEVICES = 512  # made in 0.3 s; 4096 take seconds and 14,000 threads
@@ -227,7 +228,7 @@ def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
         name
         for space in spaces
         for name, value in space.items()
-        if isinstance(value, Mesh | Sharding) and not name.startswith("_")
+        if is_a(value, (Mesh, Sharding)) and not name.startswith("_")
     ]
 
 
@@ -257,7 +258,7 @@ def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth:
     kind = type(value)
     if kind in _ATOMS or (kind is tuple and _plain(value)) or issubclass(kind, type | types.ModuleType):
         return value
-    if isinstance(value, jax.Array):
+    if is_a(value, jax.Array):
         return value if isinstance(value, jax.core.Tracer) else new(value)
     if id(value) in seen:
         return seen[id(value)][1]
@@ -280,19 +281,19 @@ def _plain(values: Iterable[Any]) -> bool:
 
 
 def _slots(value: Any) -> Iterator[Slot]:
-    if isinstance(value, dict):
+    if is_a(value, dict):
         if not _plain(value.values()):
             put = functools.partial(dict.__setitem__, value)
             yield from ((v, put, k) for k, v in list(value.items()))
-    elif isinstance(value, list | deque):
+    elif is_a(value, (list, deque)):
         if not _plain(value):
             yield from ((v, value.__setitem__, i) for i, v in enumerate(value))
-    elif isinstance(value, functools.partial):
+    elif is_a(value, functools.partial):
         yield from _bound(value)
-    elif isinstance(value, types.MethodType):
+    elif is_a(value, types.MethodType):
         yield value.__self__, _stays, None
         yield value.__func__, _stays, None
-    elif isinstance(value, types.FunctionType):
+    elif is_a(value, types.FunctionType):
         yield from _cells(value)
         yield vars(value), _stays, None
         yield value.__defaults__, functools.partial(setattr, value), "__defaults__"

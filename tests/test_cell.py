@@ -19,6 +19,7 @@ def shard(function):
     def sharded(*args):
         return "sharded", function(*args)
 
+    sharded.calls = 0
     return sharded
 
 
@@ -81,18 +82,25 @@ def test_a_method_of_an_object_made_in_the_cell_is_sharded_on_that_object_alone(
     assert (namespace["out"], namespace["plain"]) == (("sharded", 1), 1)
 
 
-def test_a_cell_that_raises_leaves_the_plain_step_bound(run, bare_shell):
+def test_a_cell_that_raises_leaves_its_step_bound(run, bare_shell):
     with pytest.raises(ZeroDivisionError):
         run("def train_step(x): return x\nbefore = train_step(1)\n1 / 0\nafter = 1")
-    assert bare_shell.user_ns["train_step"](1) == 1
+    assert bare_shell.user_ns["train_step"](1) == ("sharded", 1)
     assert bare_shell.user_ns["before"] == ("sharded", 1)
     assert "after" not in bare_shell.user_ns
 
 
-def test_a_cell_that_raises_leaves_an_object_as_it_was(run, bare_shell):
+def test_a_step_that_can_not_be_sharded_leaves_an_object_as_it_was(run, bare_shell):
+    def refused(function):
+        def sharded(x):
+            raise ShardError("it can't be")
+
+        sharded.calls = 0
+        return sharded
+
     bare_shell.run_cell("class Trainer:\n    def step(self, x): return x\ntrainer = Trainer()")
-    with pytest.raises(ZeroDivisionError):
-        run("trainer.step(1 / 0)", "trainer.step")
+    with pytest.raises(ShardError):
+        run("trainer.step(1)", "trainer.step", refused)
     assert vars(bare_shell.user_ns["trainer"]) == {}
 
 

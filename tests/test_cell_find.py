@@ -365,7 +365,7 @@ def test_what_is_called_without_a_name_is_told_to_get_one():
 
 def test_a_step_that_only_another_cells_function_has_is_told_where_it_is():
     namespace = made(NESTED)
-    assert error("main()", **namespace).startswith("this cell defines and calls no function")
+    assert error("main()", **namespace).startswith("main holds the loop over steps")
 
 
 def test_many_functions_that_call_each_other_take_no_time():

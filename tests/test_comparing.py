@@ -240,6 +240,7 @@ def test_an_interrupt_waits_for_no_compiler_and_nothing_of_the_users_runs_after_
             ended.set()
         return compile_lowered(lowered)
 
+    @jax.jit  # whose Python runs when it is traced, and then alone
     def traced_step(*args):
         traced.append(args)
         return step(*args)

@@ -1,7 +1,8 @@
 """Who may import whom, read from the source; and what loading the package may bring in.
 
-`errors` and `temporary` are open to every room. What stands inside a function or a method is imported late: there the
-rooms of `LATE` are allowed as well. What stands under `if TYPE_CHECKING:` never runs and is not counted.
+`errors`, `introspect` and `temporary` are open to every room. What stands inside a function or a method is imported
+late: there the rooms of `LATE` are allowed as well. What stands under `if TYPE_CHECKING:` never runs, and is not
+counted.
 """
 
 import ast
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "hosts.spec": ("", ""),
     "placing": ("", "jax numpy"),
     "coordination": ("", "jax"),
-    "notebook.cells": ("cell_files places units", "IPython psutil"),
+    "notebook.cells": ("cell_files code_reads places units", "IPython psutil"),
     "notebook.options": ("", ""),
     "notebook.progress": ("units views", "IPython"),
     "api": (f"views comparing hosts {BELOW_API}", "jax numpy"),
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "mesh_text": ("simulate targets hardware hosts.spec", ""),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
-    "program": ("places placing", "jax numpy"),
+    "program": ("code_reads places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
     "strategies": ("mesh mesh_text specs request program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
@@ -84,8 +85,10 @@ MAY_IMPORT = {
     "cell_files": ("", ""),
     "places": ("cell_files", ""),
     "units": ("", ""),
+    "code_reads": ("", ""),
     "errors": ("", ""),
     "temporary": ("", ""),
+    "introspect": ("", ""),
     "console": ("errors", ""),
     "demo": ("api report views", "jax numpy flax optax"),
 }
@@ -202,7 +205,7 @@ def read(path: Path) -> list[Import]:
 def allowed(name: str, *, ours: bool, late: bool) -> set[str]:
     rows = [MAY_IMPORT[name], LATE.get(name, ("", ""))] if late else [MAY_IMPORT[name]]
     words = {word for row in rows for word in row[0 if ours else 1].split()}
-    return words | {name, "errors", "temporary"} if ours else words
+    return words | {name, "errors", "introspect", "temporary"} if ours else words
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: "/".join(dotted(p)[1:]))

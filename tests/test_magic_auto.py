@@ -79,9 +79,9 @@ def test_the_choice_is_run_again_by_a_line_with_all_that_the_user_said(given):
     assert "--rule" not in found.to_text().partition("Run the choice")[0]
 
 
-def test_a_cell_that_raises_leaves_the_plain_step(given):
+def test_a_cell_that_raises_after_its_step_goes_on_with_the_choice(given):
     given.fails("%%shard auto --among dp,fsdp" + STEP + LOOP + "\n1 / 0")
-    assert not isinstance(given["train_step"], ShardedStep)
+    assert isinstance(given["train_step"], ShardedStep)
 
 
 def test_a_method_is_planned_and_compiled_and_not_called(given):

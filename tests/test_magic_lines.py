@@ -25,7 +25,7 @@ def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):
         last, trace = trace, trace.tb_next
     assert not any("jaxshard_magic" in file for file in files)
     assert last.tb_lineno == 1 + (STEP + LOOP).count("\n")
-    assert not isinstance(given["train_step"], ShardedStep)
+    assert isinstance(given["train_step"], ShardedStep)
     assert "loss" in given.shell.user_ns
 
 
@@ -41,7 +41,7 @@ def test_an_exception_in_the_step_shows_its_line(given, capsys):
     shown = capsys.readouterr().out
     assert "---> 4     1 / 0" in shown
     assert "jaxshard_magic/step" not in shown
-    assert not isinstance(given["train_step"], ShardedStep)
+    assert isinstance(given["train_step"], ShardedStep)
 
 
 @pytest.mark.parametrize("line", ["dp", "dp --check", "pp --mesh pipe=2", "dp --microbatches 2"])
@@ -54,11 +54,13 @@ def test_between_the_users_frames_stands_no_frame_that_we_caused(given, capsys, 
     assert "contextlib" not in shown and "jaxshard_magic" not in shown
 
 
-def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
+def test_a_step_of_an_earlier_cell_stays_sharded_unless_it_can_not_be(given):
     given.run(STEP)
     plain = given["train_step"]
-    given.fails("%%shard fsdp" + LOOP + "1 / 0")
+    given.fails("%%shard fsdp --spec batch=P('rows')" + LOOP)
     assert given["train_step"] is plain
+    given.fails("%%shard fsdp" + LOOP + "1 / 0")
+    assert isinstance(given["train_step"], ShardedStep)
 
 
 def test_a_syntax_error_is_pythons_own(given, capsys):

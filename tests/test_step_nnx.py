@@ -102,7 +102,7 @@ def test_metadata_that_changes_is_seen():
         return model(batch["x"])
 
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    step = shard(apply)
+    step = shard(nnx.jit(apply))
     step(model, BATCH)
     step(model, BATCH)
     model.kernel.set_metadata(note="frozen")

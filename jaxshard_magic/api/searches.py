@@ -20,6 +20,7 @@ from ..comparing import (
     hardware_for,
     said_of,
 )
+from ..introspect import static_attribute
 from ..report.choice import Choice
 from ..report.comparison import Comparison
 from ..request import automatic
@@ -87,7 +88,7 @@ def compare(
     'fsdp'
     """
     devices = _devices(mesh)
-    how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    how = How(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
     said = said_of(options | {"name": name})
     options |= {"name": name, "on": chip_for(devices, options.get("on"))}
     requests = _requests(strategies, devices, meshes, vary, options, said, keep_going)
@@ -159,7 +160,7 @@ def choose(
     hardware = hardware_for(devices, on)
     said = said_of(options | {"name": name, "on": on})
     options |= {"name": name, "on": hardware.on}
-    how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    how = How(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
     requests = _requests(among, devices, meshes, vary, options, said)
     searching = Searching(step, requests, how, hardware, budget=budget, compile=not plan_only)
     choice = searching(args, dict(kwargs or {}))

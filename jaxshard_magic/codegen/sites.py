@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..gradients.named import Frame
+from ..introspect import static_attribute
 from ..program.peel import nnx_calls
 from .cells import Cells
 from .marks import SEEN
@@ -106,7 +107,7 @@ def _end(node: ast.Call) -> tuple[int | None, int | None]:
 
 def _kind(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     linen = sys.modules.get("flax.linen")
-    owner = getattr(f, "__self__", f)
+    owner = static_attribute(f, "__self__", f)
     if linen is not None and isinstance(owner, linen.Module) and owner.scope is not None:
         return ""  # inside of a module's own call jax has no say over its variables
     is_node = nnx_calls().is_node if "flax.nnx" in sys.modules else lambda _: False

@@ -47,7 +47,7 @@ def _functions_of(files: Collection[str]) -> dict[str, list[types.FunctionType]]
     """The functions that there are of each of these files, in one walk over all objects."""
     found: dict[str, list[types.FunctionType]] = {file: [] for file in files}
     for f in gc.get_objects():
-        if isinstance(f, types.FunctionType) and f.__code__.co_filename in found:
+        if type(f) is types.FunctionType and f.__code__.co_filename in found:
             found[f.__code__.co_filename].append(f)
     return found
 

@@ -14,8 +14,10 @@ import jax
 import numpy as np
 
 from ..errors import ShardError, did_you_mean
+from ..introspect import is_a, own_dict
 from ..program.memory_kinds import shape_in
-from ..program.peel import aval, holds_arrays, nnx_calls
+from ..program.peel import aval, nnx_calls
+from ..program.refused import holds_arrays
 from ..views.format import byte_text
 
 _OUTPUT = re.compile(r"_\d+")  # IPython's name for what one cell gave; %xdel of it finds its other names, too
@@ -157,7 +159,7 @@ def _holders(namespace: MutableMapping[str, Any], living: dict[int, Any]) -> dic
     held: dict[int, list[str]] = {i: [] for i in living}
     if not living:
         return held
-    closed = {id(getattr(m, "__dict__", None)) for m in list(sys.modules.values())} | {
+    closed = {id(own_dict(m)) for m in list(sys.modules.values())} | {
         id(namespace),
         id(living),
     }
@@ -172,12 +174,12 @@ def _reached(value: Any, wanted: Iterable[int], closed: set[int]) -> set[int]:
     wanted, seen, todo = set(wanted), set(closed), [value]
     while todo:
         x = todo.pop()
-        if id(x) in seen or isinstance(x, (type, types.ModuleType)) or _package(x) in _CLOSED:
+        if id(x) in seen or is_a(x, (type, types.ModuleType)) or _package(x) in _CLOSED:
             continue
         seen.add(id(x))
-        if isinstance(x, np.ndarray):
+        if is_a(x, np.ndarray):
             todo += () if x.base is None else (x.base,)
-        elif not isinstance(x, jax.Array):
+        elif not is_a(x, jax.Array):
             todo += gc.get_referents(x)
     return wanted & (seen - closed)
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
+from ..introspect import is_method
 from . import cells
 from .compare_cell import Growing
 from .shard_cell import ShardCell, placed_by, requests_of
@@ -75,7 +76,7 @@ class Choosing:
 
         this, options, path = self._cell, self._cell.options, self._cell.path
         plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
-        method = hasattr(plain, "__self__")
+        method = is_method(plain)
         hardware = hardware_for(this.mesh, options.on)
         placed = placed_by(options, path, plain) | {"on": hardware.on}
         with Growing(this.grows, this.session.view) as growing:

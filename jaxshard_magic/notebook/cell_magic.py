@@ -86,24 +86,34 @@ class CellMagic:
             binding = cells.Binding(
                 self._shell.user_ns, this.place, keeping.of(partial(self._sharded, this, progress, watch))
             )
-            with view or nullcontext(), self._early.kept(this, lambda: binding.sharded):
-                with binding:
-                    with this.room(), self._followed(progress, watch, view) as lengths, keeping:
-                        cells.run(self._shell, this.code, binding, lengths, feeds_of(options))
-                    known = exercised(this, binding)
-                with binding:  # a dry run ended the first one
-                    if binding.bound:
-                        self._session.begin(binding.sharded)
-                    if known:
-                        compared(binding.sharded, progress, self._session.options_limit)
-                        report = self._session.report()
-                    if not this.attached and report is not None and tried(binding.sharded, report, progress):
-                        report = self._session.report()
+            try:
+                with view or nullcontext(), self._early.kept(this, lambda: binding.sharded):
+                    with binding:
+                        with (
+                            this.room(),
+                            self._later.rejits,
+                            self._followed(progress, watch, view) as lengths,
+                            keeping,
+                        ):
+                            cells.run(self._shell, this.code, binding, lengths, feeds_of(options))
+                        known = exercised(this, binding)
+                    with binding:  # a dry run ended the first one
+                        if binding.bound:
+                            self._session.begin(binding.sharded)
+                        if known:
+                            compared(binding.sharded, progress, self._session.options_limit)
+                            report = self._session.report()
+                        if (
+                            not this.attached
+                            and report is not None
+                            and tried(binding.sharded, report, progress)
+                        ):
+                            report = self._session.report()
+            finally:
+                if binding.stays and not this.options.dry_run:
+                    self._outlives(this, binding)
         if report is not None:
             self._keep(report, this.code.text)
-        if this.place.inside and not this.options.dry_run:
-            self._outliving[this.place.full] = binding
-            binding.outlive(partial(self._sharded_later, this))
         return report, this.code.quiet
 
     def compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
@@ -132,7 +142,8 @@ class CellMagic:
             binding = cells.Binding(self._shell.user_ns, this.place, choosing.standing_in)
             with view or nullcontext(), self._early.kept(this, lambda: choosing.step):
                 try:
-                    with binding, this.room(), self._followed(progress, watch, view) as lengths:
+                    followed = self._followed(progress, watch, view)
+                    with binding, this.room(), self._later.rejits, followed as lengths:
                         cells.run(self._shell, this.code, binding, lengths)
                 finally:  # the step stays where the user stopped it
                     choosing.settle(binding)
@@ -194,6 +205,13 @@ class CellMagic:
         self._session.begin(step)
         self._later.follow(step)
         return step
+
+    def _outlives(self, this: ShardCell, binding: cells.Binding) -> None:
+        """After the cell, or after an error of its own: later cells find its step sharded."""
+        if binding.bound and self._session.step is not binding.sharded:
+            self._session.begin(binding.sharded)
+        self._outliving[this.place.full] = binding
+        binding.outlive(partial(self._sharded_later, this))
 
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
         """Have the line tell of a step, and its report of the batch of the last one."""

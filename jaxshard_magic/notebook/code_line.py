@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cell_files import is_cell_file
 from ..errors import ShardError
+from ..introspect import is_iterator, static_attribute
 from ..places import cell_name
 from ..report.written import place_for
 from ..temporary import Replaced, attribute
@@ -120,8 +121,8 @@ def _given(step: Any, call: Any) -> tuple[list[str], list[str]]:
 def _is_drawn_from(value: Any) -> bool:
     """Does an object give something else at each time: a generator of random numbers or keys or a method of one, an
     iterator?"""
-    owner = getattr(value, "__self__", value)
-    return hasattr(owner, "__next__") or type(owner).__name__ in (
+    owner = static_attribute(value, "__self__", value)
+    return is_iterator(owner) or type(owner).__name__ in (
         "Rngs",
         "Generator",
         "RandomState",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from ..errors import ShardError, one_of, whole_number
+from ..introspect import is_method
 from ..temporary import Temporary
 from . import cells
 from .displays import say
@@ -27,12 +28,13 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
     Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
     """
     from ..comparing import USUAL, How, Trying, candidates, chip_for
+    from ..step.rejit import Rejits
 
     options, path, space = this.options, this.path, this.shell.user_ns
     requests = requests_of(options, list(strategies) or USUAL, this.mesh)
     candidates(requests)
     binding = cells.Binding(space, this.place, cells.Awaited)
-    with binding, this.room():
+    with binding, this.room(), Rejits():
         cells.run(this.shell, this.code, binding)
     binding.undo()
     if this.not_called is not None and (binding.sharded is None or binding.sharded.arguments is None):
@@ -41,7 +43,7 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
         raise ShardError(f"the cell ended without binding {path}")
     function = binding.sharded.__wrapped__
     args, kwargs = binding.sharded.arguments or cells.from_namespace(function, space, path)
-    method = hasattr(function, "__self__")
+    method = is_method(function)
     if method and not options.dry_run:
         say(f"{path} is a method, and to run it would change its object: it is only compiled")
 

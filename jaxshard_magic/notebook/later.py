@@ -4,15 +4,20 @@
 """
 
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from ..places import place
 from ..temporary import Temporary
 from . import cells
 from .session import ShardSession
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..program.lines import Within
     from ..step import ShardedStep, Watch
+    from ..step.rejit import Rejits
 
 
 class Later:
@@ -22,12 +27,22 @@ class Later:
         self._shell, self._session = shell, session
         self._watch: Watch | None = None  # of the cell that runs
         self._showing: list[Temporary] = []
+        self._calls = 0  # of the step before the cell that runs
+
+    @cached_property
+    def rejits(self) -> "Rejits":
+        """A context in which a jit of a sharded step is sharded itself."""
+        from ..step.rejit import Rejits
+
+        return Rejits()
 
     def begin(self, _info: Any) -> None:
         """IPython calls it before a cell runs."""
         self._leave()  # a cell that runs this one
         step = self._step
         if step is not None:
+            self.rejits.begin()
+            self._calls, step.traced_within = step.calls, None
             step.loops.begin()
             self.follow(step)
 
@@ -36,8 +51,12 @@ class Later:
         told afterwards. Stopping the kernel ends the wait and nothing else."""
         step = self._step
         if step is not None:
+            self.rejits.end()
             with suppress(KeyboardInterrupt):
                 step.loops.settle()
+            if step.traced_within is not None and step.calls == self._calls:
+                print(ran_within(step.path or step.name, step.traced_within, self._shell.user_ns))
+            step.traced_within = None
         self._leave()
 
     @property
@@ -83,3 +102,17 @@ class Later:
             if watch is not None:
                 watch.leave()
             self._watch = None
+
+
+def ran_within(path: str, within: "Within", namespace: "Mapping[str, Any]") -> str:
+    """What is told of a step that was called while JAX traced another function, and the name of that one, where the
+    notebook has one."""
+    where = f" ({place(within.file, within.line)})" if within.file else ""
+    names = [name for name, value in namespace.items() if value is within.owner and not name.startswith("_")]
+    named = f"{names[0]}.{within.function}" if names and within.owner is not None else within.function
+    if named is not None and named.partition(".")[0] in namespace and named != path:
+        return f"{path} ran unsharded{where}, as a part of {named}, which JAX traced whole: --step {named} shards that"
+    return (
+        f"{path} ran unsharded, as another function called it{where} that is jitted or differentiates it: bind that "
+        "one to a name and say it with --step"
+    )

@@ -8,9 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
+from ..introspect import is_method
 from ..temporary import Replaced, attribute
 from . import cells
 from .displays import say
+from .later import ran_within
 from .options import Options, line_text, parse, with_strategy
 from .progress import Draw, Progress, line_for
 
@@ -239,16 +241,13 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
         return True  # what it would have done was done before
     if not (binding.bound or binding.step.inside):
         raise ShardError(f"the cell ended without binding {binding.step.path}")
+    if (within := binding.take_within()) is not None and step.calls == 0:
+        print(ran_within(this.path, within, this.shell.user_ns))
+        return False
     if this.not_called is not None and (step is None or step.calls == 0):
         if options.dry_run:
             raise ShardError(this.not_called)
         print(this.not_called)
-        return False
-    if step.calls == 0 and getattr(step, "traced_inside", False):
-        print(
-            f"{this.path} ran unsharded, as another function called it that is jitted or differentiates it: "
-            "bind that one to a name and say it with --step"
-        )
         return False
     if step.calls == 0:
         try:
@@ -258,7 +257,7 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
                 raise
             say(str(missing))
             return False
-        if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
+        if is_method(step.__wrapped__) and not options.dry_run:
             step.prepare(*args, **kwargs)  # to run a method would change its object
         else:
             args, kwargs = copies((args, kwargs))

@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from .each_equation import changed, every
+from .lines import calls_users_code
 from .primitives import shape_of
 
 _CALLS = ("pure_callback", "io_callback", "debug_callback")
@@ -75,6 +76,7 @@ class Callbacks:
     def raising(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call` of the compiled program, which waits for its end and raises what a callback raised meanwhile."""
 
+        @calls_users_code
         def called(*args: Any, **kwargs: Any) -> Any:
             self._first = None
             outs = jax.block_until_ready(call(*args, **kwargs))

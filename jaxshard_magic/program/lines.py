@@ -6,19 +6,26 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 from jax.extend.core import JaxprEqn
 
+from ..errors import ShardError
 from ..places import place
 from ..temporary import Joined
 from .thread_state import replaced
 
+_config: Any = jax.config
 _OURS = str(Path(__file__).resolve().parents[1])
 _STEP = str(Path(_OURS) / "step") + os.sep
+_Function = TypeVar("_Function", bound=FunctionType)
+_TRACING = {"jax", "jaxlib", "flax", "equinox"}
+_BETWEEN = {*_TRACING, "optax", "contextlib", "functools", __name__.partition(".")[0]}
+_calling: set[CodeType] = set()
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 # What steps are made with: a library also where it is installed as an editable copy, as a user's own package may be.
 _MODELS = (
@@ -39,13 +46,17 @@ _WRITTEN = ("<frozen", "<@", "<attrs ", "<decorator-gen", "<makefun", "<__array_
 
 __all__ = [
     "Calls",
+    "calls_users_code",
     "is_ours",
     "is_users",
+    "is_users_class",
     "lines_kept",
     "runs_steps",
+    "traced_within",
     "user_context",
     "users_frame",
     "users_line",
+    "users_lines_alone",
     "users_place",
 ]
 
@@ -108,6 +119,13 @@ def is_users(file: str) -> bool:
     return not any(file.startswith(place) for place in _library_places())
 
 
+def is_users_class(cls: type) -> bool:
+    """Return whether a class is defined in a file of the user's, or in a notebook."""
+    root = cls.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return is_users(file) if file else root not in sys.stdlib_module_names or root == "__main__"
+
+
 def users_line(eqn: JaxprEqn) -> str | None:
     """The innermost line of the user's own that an equation comes from; None where none is known."""
     found = users_place(eqn)
@@ -134,6 +152,73 @@ def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:
     return in_ours, None
 
 
+class Within(NamedTuple):
+    """Where a step was called while JAX traced another function: the user's line, and that function by its name and,
+    of a method, its object; None where it is not known."""
+
+    file: str
+    line: int
+    function: str | None
+    owner: Any
+
+
+def traced_within(frame: FrameType | None) -> Within:
+    """Tell of a stack from its innermost frame what JAX traces: the function of the user's, or of a library built on
+    JAX, that JAX itself called first."""
+    _, at = users_frame(frame)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    roots = [str(each.f_globals.get("__name__")).partition(".")[0] for each in reversed(frames)]
+    first = next((n for n, root in enumerate(roots) if root in _TRACING), len(roots))
+    inside = enumerate(zip(reversed(frames), roots, strict=True))
+    traced = next((f for n, (f, root) in inside if n > first and root not in _BETWEEN), None)
+    file, line = at or ("", 0)
+    if traced is None:
+        return Within(file, line, None, None)
+    code = traced.f_code
+    owner = traced.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return Within(file, line, code.co_name, owner)
+
+
+def calls_users_code(function: _Function) -> _Function:
+    """Mark a function of ours that calls the user's: what is raised in its own line, as where an argument lacks, is the
+    user's error."""
+    _calling.add(function.__code__)
+    return function
+
+
+def users_lines_alone(error: BaseException) -> None:
+    """Take our frames out of the tracebacks of an error and of those behind it, as JAX does with its own; all stay
+    where `jax_traceback_filtering` is off. Where we raised it ourselves, and not to tell the user something, those
+    below the user's last line stay."""
+    if _config.jax_traceback_filtering == "off":
+        return
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = _without_ours(error.__traceback__, whole=isinstance(error, ShardError))
+        error = error.__cause__ or error.__context__  # pyright: ignore[reportAssignmentType]
+
+
+def _without_ours(traceback: TracebackType | None, *, whole: bool) -> TracebackType | None:
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    last = max((at for at, file in enumerate(files) if is_users(file)), default=-1)
+    raised = frames[-1].tb_frame.f_code if frames else None
+    stays = raised is not None and is_ours(files[-1]) and not (whole or raised in _calling)
+    kept = None
+    for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
+        if not is_ours(file) or (stays and at > last):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
+
+
+@cache
 def _library_places() -> tuple[str, ...]:
     """The folders of Python's own modules, and of the libraries that are imported, however installed."""
     paths = sysconfig.get_paths()

@@ -3,17 +3,23 @@
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
-from types import ModuleType, NoneType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, tree_flatten_with_path
 
-from ..errors import ShardError
+from ..introspect import static_attribute
+from . import in_place
+from .held import Same, held_key
+from .lines import calls_users_code
 from .memory_kinds import memory_kind, on_host, shape_in
+from .python_state import NO_INPUTS, Inputs, Kind, PythonState, Reach
+from .refused import refuse, refuse_result, static_key
 from .trace import path_name
 from .unwrap import NUMBERS, Step
 
@@ -29,17 +35,19 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 class Result:
     """How the step's result is put together from its flat outputs; known once the step was traced.
 
-    Each of `leaves` is ("out", o), the o-th output, ("held", value) or ("node", k), the k-th NNX object.
+    Each of `leaves` is ("out", o), the o-th output, ("held", value) or ("node", k), the k-th NNX object. `written` is
+    what the step does to lists and dicts among its arguments.
     """
 
     tree: Any  # a PyTreeDef
     leaves: tuple[tuple[str, Any], ...]
     update: "Update | None"
+    written: tuple[in_place.Written, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Is the result all arrays, and nothing written back?"""
-        return self.update is None and self._all_outs
+        return self.update is None and self._all_outs and not self.written
 
     @property
     def held(self) -> "dict[KeyPath, Any]":
@@ -70,8 +78,9 @@ class Peeled:
     `statics` are the parameters that the user's own jit holds; `tree` is what is left of (args, kwargs). Of
     its leaves those at `array_places` are traced, those at `node_places` are NNX objects, opened as
     `nodes`, and `held` stay Python values. The flat inputs `leaves` are the objects' arrays, then the
-    traced leaves. Calls with equal `key` run the same program; equal `loose` says that they differ in held
-    numbers at most.
+    traced leaves, then the `inputs_read`: values that the step reads beside its arguments. `state` are those of them
+    that are no inputs; None of a jitted step, and of a call without its arrays. Calls with equal `key` run the same
+    program; equal `loose` says that they differ in numbers, and in arrays beside the arguments, at most.
     """
 
     step: Step
@@ -86,10 +95,12 @@ class Peeled:
     leaves: list[Any]
     key: Hashable
     loose: Hashable
+    state: PythonState | None = None
+    inputs_read: Inputs = NO_INPUTS
 
     @property
     def all_traced(self) -> bool:
-        return not (self.node_places or self.held or self.statics)
+        return not (self.node_places or self.held or self.statics or self.inputs_read.slots)
 
     @property
     def given(self) -> tuple[int, tuple[str, ...]]:
@@ -102,7 +113,7 @@ class Peeled:
     @property
     def node_leaves(self) -> int:
         """How many of the flat inputs are NNX objects' own."""
-        return len(self.leaves) - len(self.array_places)
+        return len(self.leaves) - len(self.array_places) - len(self.inputs_read.slots)
 
     def keys_with(self, avals: Sequence[Hashable]) -> tuple[Hashable, Hashable]:
         """`key` and `loose` of the same call with flat inputs of other shapes, each as `aval` has it."""
@@ -110,10 +121,11 @@ class Peeled:
         fixed = (*fixed[:3], tuple(avals), *fixed[4:])
         return (fixed, held), (fixed, loosely)
 
+    @calls_users_code
     def fun(self, *leaves: Any) -> tuple[list[Any], list[KeyPath], Result]:
         """The step: flat arrays -> (flat arrays, their paths, how the result is made of them)."""
-        full = dict(self.held)
-        full.update(zip(self.array_places, leaves[self.node_leaves :], strict=True))
+        full, first_read = dict(self.held), self.node_leaves + len(self.array_places)
+        full.update(zip(self.array_places, leaves[self.node_leaves : first_read], strict=True))
         inside = None
         if self.nodes is not None:
             inside = nnx_calls().Inside(self.nodes, leaves[: self.node_leaves])
@@ -122,9 +134,14 @@ class Peeled:
         for i in sorted(k for k in self.statics if isinstance(k, int)):
             args.insert(i, self.statics[i])
         named = {k: v for k, v in self.statics.items() if isinstance(k, str)}
-        return self._close(on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host), inside)
+        before = None if self.step.jitted else in_place.Before(args, kwargs, node_test(self.step))
+        with self.inputs_read.holding(leaves[first_read:]) if self.inputs_read.slots else nullcontext():
+            result = on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host)
+        return self._close(result, inside, before)
 
-    def _close(self, result: Any, inside: Any) -> tuple[list[Any], list[KeyPath], Result]:
+    def _close(
+        self, result: Any, inside: Any, before: in_place.Before | None
+    ) -> tuple[list[Any], list[KeyPath], Result]:
         outs, paths, leaves, returned, returned_paths = [], [], [], [], []
         is_node = node_test(self.step)
         for path, x, _ in _described(result, is_node):
@@ -137,17 +154,33 @@ class Peeled:
                 outs.append(x)
                 paths.append((RETURN, *path))
             else:
+                refuse_result(self.step, x)
                 leaves.append(("held", x))
         if returned and inside is None:
             inside = nnx_calls().Inside(nnx_calls().open_nodes((), ()), ())
         update = inside.update(returned, returned_paths, outs, paths) if inside is not None else None
-        return outs, paths, Result(jax.tree.structure(result, is_leaf=is_node), tuple(leaves), update)
+        written = () if before is None else before.written(self.step.name, self._input_path, outs, paths)
+        if written and self.arguments[0]:
+            in_place.refuse_shared(self.step.name, written, self.arguments)
+        return (
+            outs,
+            paths,
+            Result(jax.tree.structure(result, is_leaf=is_node), tuple(leaves), update, written),
+        )
+
+    def _input_path(self, path: KeyPath) -> KeyPath:
+        """The path of an input by its path in (args, kwargs)."""
+        return _named(self.step, self.positions)(path)[1], *path[2:]
+
+    def read_otherwise(self, key: Any) -> frozenset[str]:
+        """The names of what the step reads beside its arguments and held something else in the call of this `key`."""
+        return frozenset() if self.state is None or key is None else self.state.differing(key[1][1])
 
     def as_shapes(self) -> "Peeled":
         """The same call with shapes in the place of its arrays. It keeps none of them alive, and none of its NNX
         objects: it can be traced, and not be run."""
         nodes = None if self.nodes is None else replace(self.nodes, roots=(), holders=(), index=None)
-        call = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes)
+        call = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes, state=None)
         call.__dict__["inputs"] = self.inputs  # they are read off the arguments
         return call
 
@@ -161,6 +194,7 @@ class Peeled:
             parameter, key = named(path)
             rows.append(((key, *path[2:]), noted, self.step.donates(parameter)))
         arrays = [rows[i] for i in self.array_places]
+        arrays += [((GetAttrKey(slot.name),), None, False) for slot in self.inputs_read.slots]
         if self.nodes is None:
             return arrays
         donated = [rows[i][2] for i in self.node_places]
@@ -178,28 +212,68 @@ def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled
     node_places = tuple(i for i, x in enumerate(leaves) if is_node(x))
     array_places = tuple(i for i, x in enumerate(leaves) if _is_traced(x, step))
     held = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
-    _refuse(step, positions, arguments, held)
+    if held:
+        refuse(step, held, lambda: [path_name(p) for p in _named_paths(step, positions, arguments)], is_node)
     nodes = None
     if node_places:
         paths = _named_paths(step, positions, arguments)
         nodes = nnx_calls().open_nodes([leaves[i] for i in node_places], [paths[i] for i in node_places])
-    flat = [*(nodes.leaves() if nodes is not None else ()), *(leaves[i] for i in array_places)]
+    state = None if step.jitted else PythonState(_reach(step, arguments, is_node, held), step.taken)
+    read = () if state is None else state.input_values
+    flat = [*(nodes.leaves() if nodes is not None else ()), *(leaves[i] for i in array_places), *read]
     fixed = (
         tree,
-        tuple((k, _static_key(v, step, k)) for k, v in statics.items()),
+        tuple((k, static_key(v, step, k)) for k, v in statics.items()),
         nodes and (tuple(map(_GraphKey, nodes.graphdefs)), nodes.structures),
         tuple(map(aval, flat)),
         tuple(getattr(jax.config, name) for name in _SETTINGS),
     )
-    keys = {i: held_key(x, step.names) for i, x in held.items()}
-    loose = (
-        fixed,
-        tuple((i, type(held[i]) if type(held[i]) in NUMBERS - {bool} else k) for i, k in keys.items()),
-    )
-    key = fixed, tuple(keys.items())
+    keys = {i: held_key(x) for i, x in held.items()}
+    exact, roughly = (None, None) if state is None else state.keys()
+    loosely = tuple((i, type(held[i]) if type(held[i]) in NUMBERS - {bool} else k) for i, k in keys.items())
     return Peeled(
-        step, positions, arguments, statics, tree, array_places, node_places, held, nodes, flat, key, loose
+        step,
+        positions,
+        arguments,
+        statics,
+        tree,
+        array_places,
+        node_places,
+        held,
+        nodes,
+        flat,
+        (fixed, (tuple(keys.items()), exact)),
+        (fixed, (loosely, roughly)),
+        state,
+        NO_INPUTS if state is None else state.inputs,
     )
+
+
+def _reach(
+    step: Step,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    is_node: Callable[[Any], bool],
+    held: Mapping[int, Any],
+) -> Reach:
+    """What the code of a step that is not jitted reaches, called with these arguments."""
+    args, kwargs = arguments
+    code = static_attribute(step.inner, "__code__")
+    parameters = () if code is None else code.co_varnames[: code.co_argcount]
+    objects = set(map(id, held.values()))
+
+    def kind(value: Any) -> Kind:
+        return Kind.ARGUMENT if is_node(value) else Kind.WATCHED if id(value) in objects else Kind.PASSED
+
+    given = {name: (x, kind(x)) for name, x in (*zip(parameters, args, strict=False), *kwargs.items())}
+    return Reach(step.inner, given, held.values(), is_node)
+
+
+def inputs_of(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The leaves of a call's arguments, those of NNX objects too, with their names."""
+    arguments, _, positions = split(step, args, kwargs)
+    named = _named(step, positions)
+    for path, x in tree_flatten_with_path(arguments)[0]:
+        yield path_name((named(path)[1], *path[2:])), x
 
 
 def split(
@@ -226,99 +300,16 @@ def _is_traced(x: Any, step: Step) -> bool:
 
 def aval(x: Any) -> tuple[tuple[int, ...], Any, bool, str | None]:
     """Shape, dtype, weak type and memory kind: what decides whether two calls run the same program."""
-    kind = memory_kind(x)
-    if isinstance(x, jax.Array):
-        return x.shape, x.dtype, getattr(x, "weak_type", False), kind  # typed keys have none
     if isinstance(x, jax.ShapeDtypeStruct):  # may have a dtype that an array would not get
         dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
-        return x.shape, dtype, bool(x.weak_type), kind
-    of = jax.typeof(x)
-    return of.shape, of.dtype, of.weak_type, kind
+        return x.shape, dtype, bool(x.weak_type), memory_kind(x)
+    of = x if isinstance(x, jax.Array) else jax.typeof(x)
+    return of.shape, of.dtype, getattr(of, "weak_type", False), memory_kind(x)  # typed keys have none
 
 
 def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """What to trace with: no array's sharding gets into the program, but for the memory that it lies in."""
     return [shape_in(*each) for each in map(aval, leaves)]
-
-
-def held_key(value: Any, names: frozenset[str] = frozenset(), depth: int = 3) -> Hashable:
-    """A key for a Python value that the program is made for. Raises TypeError for values that can change.
-
-    An object that is equal only to itself counts as changed when one of its attributes among `names` has
-    (those that the step's code mentions), objects in objects down to `depth`.
-    """
-    if isinstance(value, float):
-        return float, value.hex()  # so that nan is itself and -0.0 is not 0.0
-    if isinstance(value, tuple):
-        return type(value), tuple(held_key(x, names, depth) for x in value)
-    try:
-        hash(value)
-    except TypeError:
-        if isinstance(value, list):
-            return list, tuple(held_key(x, names, depth) for x in value)
-        if isinstance(value, (set, frozenset)):
-            return type(value), frozenset(held_key(x, names, depth) for x in value)
-        if isinstance(value, Mapping):
-            return type(value), tuple((held_key(k), held_key(v, names, depth)) for k, v in value.items())
-        if is_dataclass(value) or isinstance(value, SimpleNamespace):
-            return type(value), tuple((k, held_key(v, names, depth)) for k, v in vars(value).items())
-        raise
-    attributes = getattr(value, "__dict__", None)
-    if type(value).__hash__ is not object.__hash__ or not attributes or not depth or callable(value):
-        return type(value), value
-    read = [(k, attributes[k]) for k in sorted(names & attributes.keys())]
-    return type(value), value, tuple((k, held_key(v, names, depth - 1)) for k, v in read if _is_setting(v))
-
-
-def _is_setting(value: Any) -> bool:
-    """Can this attribute change what the step does, and be compared?"""
-    return isinstance(value, (bool, int, float, complex, str, tuple, list, dict, NoneType)) or (
-        hasattr(value, "__dict__") and not callable(value)
-    )
-
-
-def _static_key(value: Any, step: Step, name: int | str) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        raise ShardError(
-            f"{step.name}: the static argument {name} is a {type(value).__name__}, which can't be hashed; "
-            "pass something hashable, a tuple instead of a list for example"
-        ) from None
-    return held_key(value)
-
-
-def _refuse(step: Step, positions: Sequence[int], arguments: Any, held: Mapping[int, Any]) -> None:
-    """Raise for the first leaf that can be neither traced nor held."""
-    if not held:
-        return
-    paths = [path_name(path) for path in _named_paths(step, positions, arguments)]
-    for i, value in held.items():
-        kind = type(value).__name__
-        if isinstance(value, np.ndarray):
-            raise ShardError(
-                f"{step.name}: {paths[i]} is a numpy array of dtype {value.dtype}, which no device can hold; "
-                "take it out of the step's arguments"
-            )
-        if holds_arrays(value):
-            raise ShardError(
-                f"{step.name}: {paths[i]} is a {kind}, which jax does not know as a pytree, so that its "
-                "arrays can't be sharded; register it, or pass its arrays",
-                fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(value) else None,
-            )
-        try:
-            held_key(value, step.names)
-        except TypeError:
-            raise ShardError(
-                f"{step.name}: {paths[i]} is a {kind}, neither an array nor hashable; pass its arrays, or "
-                "make it hashable"
-            ) from None
-
-
-def holds_arrays(value: Any) -> bool:
-    if isinstance(value, (type, ModuleType)) or (callable(value) and not is_dataclass(value)):
-        return False
-    return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(list(getattr(value, "__dict__", {}).values())))
 
 
 class _GraphKey:
@@ -331,8 +322,8 @@ class _GraphKey:
         self._graphdef = graphdef
         try:
             self._hash = hash(graphdef)
-        except TypeError:
-            attributes = tuple((k, held_key(getattr(a, "value", a))) for k, a in graphdef.attributes)
+        except Exception:  # an attribute has no hash, or its own that raises
+            attributes = tuple((k, _attribute_key(a)) for k, a in graphdef.attributes)
             self._graphdef = tuple(graphdef.nodes), attributes
             self._hash = hash(self._graphdef)
 
@@ -343,6 +334,15 @@ class _GraphKey:
         return (
             isinstance(other, _GraphKey) and self._hash == other._hash and self._graphdef == other._graphdef
         )
+
+
+def _attribute_key(of: Any) -> Hashable:
+    """A key for a static attribute of an NNX object; one that can't be compared counts as the same object."""
+    value = static_attribute(of, "value", of)
+    try:
+        return held_key(value)
+    except TypeError:
+        return Same(value)
 
 
 def _named(step: Step, positions: Sequence[int]) -> Callable[[KeyPath], tuple[int | str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax._src.config import (  # jax.config asks for each of them in Python, ten times as slowly
     debug_infs,
     debug_nans,
+    disable_jit,
     transfer_guard_device_to_device,
     transfer_guard_device_to_host,
     transfer_guard_host_to_device,
@@ -31,6 +32,7 @@ def are_usual() -> bool:
     return not (
         debug_nans.value
         or debug_infs.value
+        or disable_jit.value
         or transfer_guard_host_to_device.value not in _FREE
         or transfer_guard_device_to_device.value not in _FREE
     )
@@ -39,6 +41,15 @@ def are_usual() -> bool:
 def reruns() -> bool:
     """Whether JAX donates nothing, to be able to run a step again that gives a nan."""
     return debug_nans.value
+
+
+def refuse_disabled(name: str) -> None:
+    """Raise `ShardError` where `jax_disable_jit` is set: JAX calls no compiled program then."""
+    if disable_jit.value:
+        raise ShardError(
+            f"jax_disable_jit is set, under which JAX compiles nothing, and {name} sharded is a compiled program: "
+            f"jax.config.update('jax_disable_jit', False), or call the plain step, {name}.__wrapped__"
+        )
 
 
 def own_moves() -> AbstractContextManager[Any]:

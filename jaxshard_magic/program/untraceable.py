@@ -49,6 +49,18 @@ _PLACING = (  # what jax says of meshes, what the user's line does then, and wha
         "use jax.lax.with_sharding_constraint, or take the placement out",
     ),
 )
+_OF_TYPE = (
+    (
+        "unsupported format string passed to DynamicJaxprTracer",
+        "writes the value of an array as text",
+        "use jax.debug.print, or return the array and write it outside",
+    ),
+    (
+        "do not support in-place item assignment",
+        "changes elements of an array in place",
+        "use x = x.at[i].set(value)",
+    ),
+)
 _UNBOUND = "unbound axis name: "
 _OUT = "return the array from the step and read it outside"
 
@@ -91,6 +103,9 @@ def _kind(error: BaseException) -> tuple[str | None, str]:
             return doing, fix
     if "is not available on traced array" in str(error):
         return "asks an array of the step for what only finished arrays have", _OUT
+    for said, doing, fix in _OF_TYPE:
+        if isinstance(error, TypeError) and said in str(error):
+            return doing, fix
     if type(error).__name__ == "TraceContextError" or "from different trace level" in str(error):  # flax's
         return (
             "changes an NNX object that is not among the step's arguments",

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,10 @@ import jax
 from jax._src import api
 
 from ..errors import ShardError, no_step
+from ..introspect import is_a, static_attribute
 from .memory_kinds import HOST_KINDS
 
 NUMBERS = frozenset((bool, int, float, complex))
-MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
 _NO_AXIS = "_internal_pmap_axis_name"  # what jax names the axis of a pmap that was given no name
 _Pjit: Any = type(
     api.jit(lambda: 0)
@@ -38,8 +38,9 @@ class Step:
     `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or
     donates; `donated_from` donates all positions from there on. `numbers` are the types of Python numbers
     that are traced: all under jit, none in a plain function. `graph`: NNX objects are changed in place;
-    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does. `on_host`:
-    a prefix of the result's tree, true for what the user's own jit puts on the host; None for nothing.
+    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does. `jitted`: JAX freezes what
+    the step reads beside its arguments; else `taken` are the names of such values that are inputs, too. `on_host`: a
+    prefix of the result's tree, true for what the user's own jit puts on the host; None for nothing.
     """
 
     inner: Callable[..., Any]
@@ -52,35 +53,18 @@ class Step:
     numbers: frozenset[type] = frozenset()
     graph: bool = True
     pmap: Pmap | None = None
+    jitted: bool = True
+    taken: frozenset[str] = frozenset()
     on_host: Any = None
 
-    @functools.cached_property
-    def names(self) -> frozenset[str]:
-        """The attribute and global names in the step's code, its helpers' and its object's methods."""
-        owner = [type(self.bound[0])] if self.bound else []
-        return frozenset(_names(getattr(self.inner, "__code__", None), self.inner, owner, set()))
+    @property
+    def hashes_leaves(self) -> bool:
+        """Whether plain JAX takes any object as an argument, and makes a program for each: `eqx.filter_jit` does."""
+        return self.jitted and not self.numbers
 
     def donates(self, parameter: int | str) -> bool:
         late = isinstance(parameter, int) and self.donated_from is not None and parameter >= self.donated_from
         return late or parameter in self.donated
-
-
-def _names(code: Any, function: Any, owners: list[type], seen: set[Any]) -> Iterator[str]:
-    if code is None or code in seen or len(seen) > MAX_FUNCTIONS:
-        return
-    seen.add(code)
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner, function, owners, seen)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name in (*code.co_names, *cells):
-        for place in (function.__globals__, *map(vars, owners), cells):
-            other = place.get(name)
-            if isinstance(other, types.CellType):
-                other = _content(other)
-            if isinstance(other, types.FunctionType):
-                yield from _names(other.__code__, other, owners, seen)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -100,8 +84,8 @@ def strip(fn: Callable[..., Any]) -> Step:
     while under := _unwrap(f):
         f, args, kwargs = under
         bound, names = (*args, *bound), {**kwargs, **names}
-    name = getattr(f, "__name__", None) or type(f).__name__
-    _gives_results(f if isinstance(f, types.FunctionType) else getattr(f, "__wrapped__", f), name)
+    name = static_attribute(f, "__name__") or type(f).__name__
+    _gives_results(f if isinstance(f, types.FunctionType) else static_attribute(f, "__wrapped__", f), name)
     if isinstance(f, _Pjit):
         static, donated = _jit_options(f)
         how = {"numbers": NUMBERS, "graph": False, "on_host": _on_host(f)}
@@ -133,7 +117,7 @@ def strip(fn: Callable[..., Any]) -> Step:
             donated_from=first + 1 if f.donate_rest else None,
             graph=False,
         )
-    return Step(f, name, bound, names)
+    return Step(f, name, bound, names, jitted=False)
 
 
 def _gives_results(function: Any, name: str) -> None:
@@ -154,7 +138,7 @@ def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
         return f.__wrapped__, (), {}
     if isinstance(f, types.MethodType):
         return f.__func__, (f.__self__,), {}
-    if isinstance(f, _Pjit) or _is_nnx_jit(f) or _is_eqx_jit(f):
+    if is_jitted(f):
         return None
     if _from(f, "equinox") and hasattr(f, "__func__"):
         return f.__func__, (f.__self__,), {}
@@ -174,6 +158,11 @@ def _is_nnx_jit(f: Any) -> bool:
 
 def _is_eqx_jit(f: Any) -> bool:
     return _from(f, "equinox") and hasattr(f, "donate_first")
+
+
+def is_jitted(f: Any) -> bool:
+    """Return whether `f` is what `jax.jit`, `nnx.jit` or `eqx.filter_jit` makes of a function."""
+    return is_a(f, _Pjit) or _is_nnx_jit(f) or _is_eqx_jit(f)
 
 
 def _is_pmap(f: Any) -> bool:

@@ -2,15 +2,21 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import call, is_
 from typing import Any
 
+import jax
+
+from ..errors import ShardError
 from ..plan import Plan
-from ..program.peel import Peeled
+from ..program.peel import Peeled, inputs_of
 from ..program.settings import reruns
 from ..program.trace import Traced
+from ..program.unwrap import Step
+
+_GONE = ("deleted or donated", "has been deleted")  # what JAX and its runtime say of such an array
 
 
 def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
@@ -37,6 +43,26 @@ def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -
             free[kind] -= 1
             chosen.append(i - first)
     return tuple(chosen)
+
+
+def refuse_what_is_gone(
+    step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception, ours: "Ours"
+) -> None:
+    """Raise `ShardError` for an error that says an array was deleted, by the first such argument of a step; `ours` are
+    the arrays that it gave back itself."""
+    if not any(said in str(error) for said in _GONE):
+        return
+    for path, x in inputs_of(step, args, kwargs):
+        if not isinstance(x, jax.Array) or not x.is_deleted():
+            continue
+        if x in ours:
+            raise ShardError(
+                f"{step.name}: {path} was donated to an earlier call, which made its result of it: go on with what "
+                "that call returned, or leave donation out (--no-donate)"
+            ) from None
+        raise ShardError(
+            f"{step.name}: {path} has been deleted: it was freed, or donated to another function"
+        ) from None
 
 
 class Ours:

@@ -88,6 +88,7 @@ class Entry:
         JAX refuse."""
         if settings.are_usual():
             return self._run(inputs)
+        settings.refuse_disabled("the step" if self.call_of is None else self.call_of.step.name)
         leaves = self.leaves(inputs)
         settings.refuse_host_arrays(leaves, [path_name(p) for p in self.traced.in_paths[-len(leaves) :]])
         with settings.own_work():

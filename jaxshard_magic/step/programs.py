@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ..pipeline.outline import Outline
 
 
+MOST_ALIKE = 16  # programs that are kept of those that differ in Python values alone
+
+
 class Programs:
     """The programs of one step under one request. Each is traced, planned and compiled at the first call of its kind
     (types, shapes, modes)."""
@@ -46,8 +49,13 @@ class Programs:
         self._current: Entry | None = None
         self.loops = Loops(self._entries)
         self.recompiled: deque[Recompiled] = deque(maxlen=100)  # in its loops, after their first calls
-        self._loose: set[Hashable] = set()
-        self._stay_python = False
+        self._loose: dict[
+            Hashable, list[Hashable]
+        ] = {}  # the keys of programs that differ in Python values alone
+        self._last_key: Any = None  # of the last call that was taken apart
+        self._forgotten = 0  # calls of programs that are not kept
+        self._stay_python = False  # the step's numbers
+        self._never_inputs = frozenset[str]()  # names of what the step reads and needs as Python values
         self._hosts = on_hosts(request)
         self._lock = threading.RLock()
 
@@ -64,7 +72,7 @@ class Programs:
     @property
     def calls(self) -> int:
         """How often it was called, with all kinds of arguments together."""
-        return sum(entry.calls for entry in list(self._entries.values()))
+        return self._forgotten + sum(entry.calls for entry in list(self._entries.values()))
 
     def prepare(self, *args: Any, **kwargs: Any) -> Entry:
         """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running; `report()`
@@ -128,15 +136,32 @@ class Programs:
             if meeting is not None:
                 known = self._entries.get(peeled.key)
                 meeting.enter(self.name, known, partial(meeting.described_anew, peeled))
-            if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
-                peeled = self._with_numbers_traced(peeled, args, kwargs)
+            read = self._read_otherwise(peeled) if peeled.key not in self._entries else frozenset[str]()
+            if peeled.key not in self._entries and peeled.loose in self._loose:
+                peeled = self._with_more_traced(peeled, read, args, kwargs)
             if peeled.key not in self._entries:
                 before, looping = self._current, self.loops.running
                 entry = self._entries[peeled.key] = self._new(peeled)
-                self._loose.add(peeled.loose if self._hosts is None else self._hosts.known(peeled).loose)
+                known = peeled if self._hosts is None else self._hosts.known(peeled)
+                self._loose.setdefault(known.loose, []).append(known.key)
+                self._forget_old(known.loose)
                 if before is not None and looping:
-                    self.recompiled.append(recompiled(before, entry, self.calls + 1))
+                    read = read or peeled.read_otherwise(self._last_key)
+                    self.recompiled.append(recompiled(before, entry, self.calls + 1, read))
+            self._last_key = peeled.key
             return peeled, self._entries[peeled.key]
+
+    def _read_otherwise(self, peeled: Peeled) -> frozenset[str]:
+        """The names of what the step reads beside its arguments and was something else in the last call like this."""
+        before = self._loose.get(peeled.loose)
+        return peeled.read_otherwise(before[-1]) if before else frozenset()
+
+    def _forget_old(self, loose: Hashable) -> None:
+        """Of programs that differ in Python values alone keep the newest: a step may have other ones in each call."""
+        keys = self._loose[loose]
+        while len(keys) > MOST_ALIKE:
+            entry = self._entries.pop(keys.pop(0), None)
+            self._forgotten += 0 if entry is None else entry.calls
 
     def _taken_apart(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
         """One call as it is made here, under the key of its program."""
@@ -148,20 +173,41 @@ class Programs:
         peeled = peel(self._step, args, kwargs)
         return peeled if self._hosts is None else self._hosts.of_all(peeled, self.say)
 
-    def _with_numbers_traced(
-        self, peeled: Peeled, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def _with_more_traced(
+        self, peeled: Peeled, read: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Peeled:
-        """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
-        them, unless the function needs them as Python numbers."""
-        step = replace(self._step, numbers=NUMBERS - {bool})
+        """A plain function's numbers change from call to call (an epoch, a rate), and so do numbers and arrays that it
+        reads beside its arguments: make one program for all, unless the function needs them as Python values."""
+        numbers = self._step.numbers
+        if not self._stay_python and not read:
+            numbers = NUMBERS - {bool}
+        taken = self._step.taken | (read - self._never_inputs if self._takes_what_is_read else frozenset())
+        if (numbers, taken) == (self._step.numbers, self._step.taken):
+            return peeled
+        step = replace(self._step, numbers=numbers, taken=taken)
         again = self._taken_apart(step, args, kwargs)
         try:
-            self._entries[again.key] = self._new(again)
-        except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
-            self._stay_python = True
+            if again.key not in self._entries:
+                self._entries[again.key] = self._new(again)
+        except (
+            ShardError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+        ):
+            self._stay_python |= not read
+            self._never_inputs |= read
             return peeled
         self._step = step
         return again
+
+    @property
+    def _takes_what_is_read(self) -> bool:
+        """Whether its programs can have inputs beside the step's arguments: those of one host, of the whole step."""
+        return self._hosts is None and not self.request.per_device and self.request.pipeline is None
 
     def _new(self, peeled: Peeled) -> Entry:
         """The program of a call as it is made here."""

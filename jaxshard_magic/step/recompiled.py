@@ -1,10 +1,11 @@
 """What a call brought that its program was not compiled for, so that the loop waited for another compile."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..introspect import shown
 from ..program.lines import users_frame
 from ..program.roles import BATCH, OPTIMIZER, PARAMS
 from ..program.trace import path_name
@@ -34,12 +35,14 @@ class Recompiled:
     line: int | None = None
 
 
-def recompiled(before: Entry, now: Entry, call: int) -> Recompiled:
-    """Why `now` was compiled, after calls of `before`; by a call that is on this thread's stack."""
+def recompiled(before: Entry, now: Entry, call: int, read: Iterable[str] = ()) -> Recompiled:
+    """Why `now` was compiled, after calls of `before`; by a call that is on this thread's stack. `read` are names of
+    what the step reads beside its arguments, and that had changed."""
     old, new = _inputs(before), _inputs(now)
     changed = [path for path in old | new if _type(old.get(path)) != _type(new.get(path))]
     of_batch = [path for path in changed if _root(path) in _batch_arguments(before, now)]
     told = [_told(path, old.get(path), new.get(path)) for path in changed] or [*_values(before, now)]
+    told += [f"{name}, which the step reads, is another value" for name in sorted(read)]
     told = told or ["a setting of JAX, or the objects that hold the arrays, changed"]
     _, at = users_frame(sys._getframe())
     file, line = at or (None, None)
@@ -135,5 +138,5 @@ def _values(before: Entry, now: Entry) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

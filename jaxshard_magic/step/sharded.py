@@ -1,6 +1,6 @@
 """`ShardedStep`: called as the user's step, runs it under a plan."""
 
-import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +10,19 @@ import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
 
 from ..errors import ShardError
-from ..program.mapped import PerDevice
+from ..introspect import named_as
+from ..program.in_place import write
+from ..program.lines import Within, traced_within, users_lines_alone
 from ..program.peel import Peeled, nnx_calls
+from ..program.settings import refuse_disabled
 from ..program.unwrap import strip
 from ..request import Request
 from ..targets import target_of
 from .again import CalledAgain
 from .calls import fast_call
-from .donation import Ours
+from .checked import against_plain, plain_of
+from .copies import Copied
+from .donation import Ours, refuse_what_is_gone
 from .entry import Entry
 from .gathered import gathered
 from .given import Waits, tell, waiting
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
 
-class ShardedStep(CalledAgain):
+class ShardedStep(CalledAgain, Copied):
     """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers; `shard` makes it.
 
     Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as
@@ -54,14 +59,15 @@ class ShardedStep(CalledAgain):
     def __init__(self, step: Callable[..., Any], request: Request):
         while isinstance(step, ShardedStep):
             step = step.__wrapped__
+        named_as(self, step)
         super().__init__(strip(step), request)
-        functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
         self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
         self.kept: Keeper | None = None  # was its keeper last
         self.counts_rows = False  # of experts, before the first call of each kind
-        self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.traced_within: Within | None = None  # where it was called last in another trace, plain
+        self.rejit: Callable[[Any], Any] | None = None  # what is to be made of a jit of it
         self.waits: Waits | None = None  # for the batches of a feed
         self.fed: weakref.ref[Any] | None = None  # that feed
         self.before: Ran | None = None  # an earlier run of a step of this name
@@ -90,8 +96,19 @@ class ShardedStep(CalledAgain):
         Inside another function's trace it is the plain step. Raises `ShardError`, before anything runs, for what can't
         be sharded; and what the step raises.
         """
+        try:
+            try:
+                return self._called(args, kwargs)
+            except (RuntimeError, ValueError) as error:
+                refuse_what_is_gone(self._step, args, kwargs, error, self._ours)
+                raise
+        except Exception as error:
+            users_lines_alone(error)
+            raise  # alone: with the error named, Python would add this line to its traceback
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not trace_state_clean():
-            self.traced_inside = True
+            self.traced_within = traced_within(sys._getframe())
             return self.__wrapped__(*args, **kwargs)
         watch = self.watch
         if watch is not None and watch.rows:
@@ -301,8 +318,8 @@ class ShardedStep(CalledAgain):
 
     @property
     def skipping(self) -> bool:
-        """Is the next call one that was made before, by the run that is gone on with? It is not computed: what a loop
-        makes of the state itself, such as an evaluation, can wait until this is False."""
+        """Is the next call one that a run before has made? It is not computed: what a loop makes of the state itself,
+        such as an evaluation, can wait until this is False."""
         return self.keeper is not None and self.keeper.skipping
 
     def _run(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
@@ -316,11 +333,11 @@ class ShardedStep(CalledAgain):
                 f"{target.name} is not attached, so {self._step.name} can't run on it: .prepare(...) with the same "
                 "arguments, or their shapes, compiles it, and .report() tells the rest"
             )
+        refuse_disabled(self._step.name)
         peeled, entry = self._entry(args, kwargs, self._hosts)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in peeled.leaves):
             raise ShardError(
-                f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
-                "--dry-run"
+                f"{self._step.name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"
             )
         if waiting:
             tell(self, entry, peeled.leaves)
@@ -328,7 +345,7 @@ class ShardedStep(CalledAgain):
             self.loops.breaks()
         if self._hosts is not None:
             peeled = self._hosts.joined(entry, peeled)
-        plain = None if self.skipping else self._plain(peeled)
+        plain = None if self.skipping else plain_of(self, peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
         if self.counts_rows and entry.load is None and not self.skipping:
@@ -349,35 +366,17 @@ class ShardedStep(CalledAgain):
         outs = entry.real_rows(outs) if entry.added else outs
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
-            self.say("checking against the plain step")
-            self.loops.breaks()
-            by_hand = entry.rewritten.by_hand() if entry.rewritten is not None else None
-            flat = jax.tree.leaves(outs) if entry.whole else outs
-            if by_hand is not None and isinstance(entry.traced, PerDevice):
-                by_hand = entry.traced.like(by_hand)
-            self.checked = plain.against(
-                entry.traced,
-                flat,
-                by_hand,
-                None if entry.added else self.request.gradients.narrow,
-                None if entry.added or self.request.pipeline is not None else entry.plan,
-            )
+            self.checked = against_plain(self, entry, plain, outs)
         self.say("")  # nothing more to wait for
         self._remember(entry, peeled)
         return result
-
-    def _plain(self, peeled: Peeled) -> Any:
-        if not self.check or self.checked is not None:
-            return None
-        from ..analysis.check import Plain
-
-        return (self.reference or Plain)(peeled)
 
     def _finish(self, entry: Entry, peeled: Peeled, placed: list[Any], outs: Any) -> Any:
         if entry.whole:
             return outs
         if entry.donated:
             self._ours.add(outs)
+        write(entry.result.written, peeled.arguments, outs)
         update, nodes = entry.result.update, peeled.nodes
         if update is None:
             return entry.result.build(outs)

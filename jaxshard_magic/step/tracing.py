@@ -6,12 +6,12 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
+from ..places import place
 from ..plan import Finding
 from ..program.capture import capturing
 from ..program.escapes import with_escapes
@@ -23,7 +23,9 @@ from ..program.looked_up import lookups_sorted, may_look_up
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
+from ..program.python_state import traced_as_each_call
 from ..program.scans import scan_in_blocks
+from ..program.settings import refuse_disabled
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
@@ -32,8 +34,7 @@ from ..strategies.positions import sequence_axes
 
 SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
 BY_SORTING = "experts-looked-up"  # and of matrices that tokens look up
-
-_config: Any = jax.config
+ONCE = "runs-once"  # and of what Python does in a step beside computing
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class TracedCall:
         left_out: the lines of these.
         loops: those over experts.
         looked_up: the lines that look up a matrix for each token, which is sorted by them.
+        effects: what a step that is not jitted does when it is traced alone, in words with its line.
         scans: how many associative scans it makes.
         blocks: in how many blocks each of them runs; 1 for as JAX makes it.
     """
@@ -61,6 +63,7 @@ class TracedCall:
     left_out: tuple[str, ...] = ()
     loops: Loops = NONE
     looked_up: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
     scans: int = 0
     blocks: int = 1
 
@@ -89,6 +92,12 @@ class TracedCall:
                 "but for how products are rounded."
             )
             found = (Finding(BY_SORTING, "info", message), *found)
+        if self.effects:
+            message = (
+                f"The step {'; '.join(self.effects)}: that is done when it is traced, and not in every call. "
+                "jax.debug.print prints in every call; time and write around the call."
+            )
+            found = (Finding(ONCE, "info", message), *found)
         if not self.left_out:
             return found
         lines = ", ".join(self.left_out)
@@ -138,11 +147,7 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False, bloc
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
     name, mapped, avals = peeled.step.name, None, specs(peeled.leaves)
-    if _config.jax_disable_jit:
-        raise ShardError(
-            f"jax_disable_jit is set, under which JAX compiles nothing, and {name} sharded is a compiled program: "
-            "jax.config.update('jax_disable_jit', False), or run the cell without %%shard"
-        )
+    refuse_disabled(name)
     if request.per_device:
         _has_place(name, request.gradients)
         mapped = spread(peeled, request)
@@ -161,7 +166,11 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False, bloc
     else:
         traced, result = _traced(peeled, avals, mapped, scans=scans)
     traced = traced if mapped is None else mapped.traced(traced, result)
-    return TracedCall(traced, result, captured, mapped, scans=scans.met, blocks=blocks)
+    state = peeled.state
+    effects = () if state is None else (f"{what} ({place(*where)})" for what, where in state.effects.items())
+    return TracedCall(
+        traced, result, captured, mapped, effects=tuple(effects), scans=scans.met, blocks=blocks
+    )
 
 
 class _Scans:
@@ -308,12 +317,14 @@ def _traced(
         results.append(result)
         return outs, paths
 
-    with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
-        try:
-            traced = with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
-        finally:
-            calls.clear()  # an error that is kept keeps the functions of its traceback, and so the call's arrays
-    return traced, results[-1]
+    def once() -> Traced:
+        with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
+            return with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
+
+    try:
+        return traced_as_each_call(once, peeled.state, peeled.step.name), results[-1]
+    finally:
+        calls.clear()  # an error that is kept keeps the functions of its traceback, and so the call's arrays
 
 
 def _has_place(name: str, options: GradientOptions) -> None:

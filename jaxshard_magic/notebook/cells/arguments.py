@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import ShardError
+from ...introspect import is_iterator
 from .names import plain_function
 
 
@@ -86,7 +87,7 @@ def _taken(
 
 
 def _has(namespace: Mapping[str, Any], name: str) -> bool:
-    return name in namespace and not hasattr(namespace[name], "__next__")
+    return name in namespace and not is_iterator(namespace[name])
 
 
 def used_by_call(step: Any, path: str) -> set[str]:

@@ -40,9 +40,16 @@ class Cell:
 def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
     """The cell below the `magic`'s line, known to tracebacks by its number in the notebook.
 
-    Raises SyntaxError, and ShardError for an await outside a function.
+    Raises SyntaxError, and ShardError for an await outside a function and for another cell magic below.
     """
     lines = source.splitlines()
+    if (first := next((line.strip() for line in lines if line.strip()), "")).startswith("%%"):
+        name = first.split()[0]
+        raise ShardError(
+            f"{name} below %%shard takes the rest of the cell as text, and no step is found in it: write {name} above, "
+            "as the cell's first line",
+            fix=name,
+        )
     blank = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
     # IPython drops leading blank lines; with them and the magic's own, lines count as the editor's do.
     text = "\n" * (1 + blank) + shell.transform_cell(source)
@@ -114,14 +121,15 @@ def run(
     if not isinstance(last, ast.Expr):
         statements, last = [*statements, last], None
     module = ast.Module(statements, [])
-    if binding.step.here:
-        binding.into(module, constants)
-    else:
+    if not binding.step.here:
         binding.bind()
+    binding.into(module, constants)
     compiler: Any = shell.compile
     code = constants.complete(compiler(ast.fix_missing_locations(module), cell.filename, "exec"))
     shown = last and constants.complete(compiler(ast.Expression(last.value), cell.filename, "eval"))
     exec(code, shell.user_ns)
     value = eval(shown, shell.user_ns) if shown else None
+    if not binding.step.inside:
+        binding.bind()
     if value is not None and not cell.quiet:
         display(value)

@@ -19,7 +19,17 @@ def find_step(tree: ast.Module, namespace: Mapping[str, Any], name: str | None =
     Raises ShardError when there is none, or none that can be bound, and when two look alike.
     """
     cell = _Cell(tree, namespace)
-    return cell.best() if name is None else cell.named(name)
+    if name is not None:
+        return cell.named(name)
+    try:
+        return cell.best()
+    except ShardError as nothing:
+        if not cell.is_empty:
+            raise
+        try:
+            return _Cell(tree, namespace, libraries=True).best()
+        except ShardError:
+            raise nothing from None
 
 
 def functions_in(text: str, namespace: Mapping[str, Any]) -> list[str]:
@@ -35,13 +45,20 @@ def functions_in(text: str, namespace: Mapping[str, Any]) -> list[str]:
 class _Cell:
     """A cell that is about to run in a notebook."""
 
-    def __init__(self, tree: ast.Module, namespace: Mapping[str, Any]):
+    def __init__(self, tree: ast.Module, namespace: Mapping[str, Any], *, libraries: bool = False):
         self._namespace, self._bound = namespace, bound(tree)
-        self._names, self._doing = Text(tree, Held(namespace), ()), Doing()
+        held = Held(namespace)
+        self._names, self._doing = Text(tree, held, ()), Doing()
+        held.cell, held.libraries = self._names, libraries
         self._runs, self._later = Running(), Running()
         self._runs.run(self._names, tree.body)
         for function in self._names.functions(depth=1):
             self._later.call(function)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it calls and defines no function of the user's."""
+        return not (self._runs.called or self._later.called)
 
     def best(self) -> Step:
         """The step of a line that doesn't name it."""
@@ -68,6 +85,9 @@ class _Cell:
             raise ShardError(f"--step {path}: this cell has {one_of(fulls)}; say which: --step {fulls[0]}")
         if found:
             return self._place(found)
+        ran = [f for f in self._runs.called if f.place is not None and path in _names_of(f.place)]
+        if ran and path.partition(".")[0] not in self._bound:
+            return self._place(ran[:1])
         root, dot, _ = path.partition(".")
         here = root in self._bound or path in self._bound
         if not here and root not in self._namespace:
@@ -118,9 +138,25 @@ class _Cell:
         (function,) = found
         if function.kind:
             raise no_step(function.name, function.kind)
-        if function.place is None:
-            raise _out_of_reach(function)
-        return function.place
+        if function.place is not None:
+            return function.place
+        # A jit of a function that can be bound is bound in its place, wherever it is made.
+        inner = [
+            f for f in self._wrapped_by(function) if f.place is not None and self._doing.differentiates(f)
+        ]
+        if function.around and len({f.place for f in inner}) == 1:
+            return self._place(inner[:1])
+        raise _out_of_reach(function)
+
+    def _wrapped_by(self, function: Function) -> list[Function]:
+        """The functions that one is made of, and what those are made of."""
+        found, todo = list[Function](), [*function.of]
+        while todo:
+            each = todo.pop()
+            if each not in found:
+                found.append(each)
+                todo += each.of
+        return found
 
 
 def _names_of(place: Step | None) -> set[str]:

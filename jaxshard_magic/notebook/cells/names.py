@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...introspect import is_a, own_dict, static_attribute
+
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_LAYERS = 50  # objects that answer to every name never end
 _OWN_SCOPE = (*_DEFINITIONS, ast.Lambda)
@@ -88,41 +90,49 @@ def layers(obj: Any) -> Iterator[Any]:
         if obj is None:
             return
         yield obj
-        if isinstance(obj, types.FunctionType) and written_here(obj):
+        if is_a(obj, types.FunctionType) and written_here(obj):
             return
-        if isinstance(obj, functools.partial):
+        if is_a(obj, functools.partial):
             obj = obj.func
         else:
-            obj = getattr(obj, "__func__", None) or getattr(obj, "__wrapped__", None)
+            found = static_attribute(obj, "__func__")
+            obj = static_attribute(obj, "__wrapped__", _of_equinox(obj)) if found is None else found
+
+
+def _of_equinox(obj: Any) -> Any:
+    """The function under a jit of Equinox's, which tells it by a property; None for other objects."""
+    return (
+        obj.__wrapped__ if type(obj).__module__ == "equinox._jit" and hasattr(obj, "donate_first") else None
+    )
 
 
 def plain_function(obj: Any) -> types.FunctionType | None:
     """The Python function inside jit wrappers, partials and bound methods; None when there is none."""
-    if isinstance(obj, type):
+    if is_a(obj, type):
         return None
-    return next((f for f in reversed([*layers(obj)]) if isinstance(f, types.FunctionType)), None)
+    return next((f for f in reversed([*layers(obj)]) if is_a(f, types.FunctionType)), None)
 
 
 def is_jitted(obj: Any) -> bool:
     """Whether there is more around the user's function than partials and a bound method."""
     return not all(
-        isinstance(each, (types.MethodType, functools.partial))
-        or (isinstance(each, types.FunctionType) and written_here(each))
+        is_a(each, (types.MethodType, functools.partial))
+        or (is_a(each, types.FunctionType) and written_here(each))
         for each in layers(obj)
     )
 
 
 def owner_of(obj: Any) -> Any:
     """The object that a bound method, wrapped or not, is called on."""
-    return next((each.__self__ for each in layers(obj) if isinstance(each, types.MethodType)), None)
+    return next((each.__self__ for each in layers(obj) if is_a(each, types.MethodType)), None)
 
 
 def written_here(defined: types.FunctionType | type) -> bool:
     """Whether a function or class is the user's: not of an installed package or the standard library."""
-    names = defined.__globals__ if isinstance(defined, types.FunctionType) else {}
+    names = defined.__globals__ if is_a(defined, types.FunctionType) else {}
     module = names.get("__name__") or defined.__module__ or ""  # `functools.wraps` sets the other one
     root = module.partition(".")[0]
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    file = own_dict(sys.modules.get(root)).get("__file__") or ""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return root == "__main__" or not (root in sys.stdlib_module_names or installed)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from types import ModuleType, NoneType
 from typing import Any
 
+from ...introspect import is_a
 from .statements import Calls, Statement, Unit, root_of
 
 # What changes all that runs after it, and, of modules that are read, the attributes that do.
@@ -98,11 +99,12 @@ class Givers:
 def as_text(name: str, value: Any) -> str | None:
     """Python that gives a name what it has in the notebook: an import, or a plain number or text. None for what has no
     such form."""
-    if isinstance(value, ModuleType):
+    if is_a(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if type(value) in {bool, int, str, NoneType} or (type(value) is float and math.isfinite(value)):
         return f"{name} = {value!r}"
-    module, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    read = getattr if is_a(value, type) else static_attribute
+    module, own = read(value, "__module__", None), read(value, "__name__", None)
     if (
         own is None
         or module in (None, "__main__", "builtins")

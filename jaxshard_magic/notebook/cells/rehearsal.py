@@ -14,6 +14,7 @@ class StandIn:
     """What stands in a step's place: a method of an object where a class has it, as the step would be."""
 
     calls = 0
+    rejit: Callable[[Any], Any] | None = None  # what is to be made of a jit of it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ...code_reads import reads_of
 from .assigned import parameters
 from .names import code_names, mentioned, own_code
 from .scopes import GRADIENT, WRAPPERS, Names, Text
@@ -75,6 +76,9 @@ class Doing:
     def _is_loop(self, function: Function) -> bool:
         if function.jitted or self._steps_itself(function):
             return False
+        if not function.parts and function.known is not None and reads_of(function.known[1].__code__).loops:
+            done = self._names([function])
+            return bool(done & GRADIENT and done & _UPDATE)
         calls = [*function.of, *_without_text(function)[1]]
         for names, code in function.parts:
             if any(self._is_training(names, node) for node in own_code(*code) if isinstance(node, _LOOPS)):
@@ -136,14 +140,14 @@ def _without_text(function: Function) -> tuple[set[str], list[Function]]:
     """What a function mentions whose text is not known: names, and the user's functions."""
     if function.parts or function.known is None:
         return set(), []
-    names, plain = function.known
-    seen = {
-        name: names.lookup(name)
-        for name in sorted({*code_names(plain.__code__), *plain.__code__.co_freevars})
-    }
-    return {name for name, value in seen.items() if not isinstance(value, Function)}, [
-        value for value in seen.values() if isinstance(value, Function)
-    ]
+    names, plain, of = function.known
+    reads = reads_of(plain.__code__)
+    seen = {chain[0]: names.lookup(chain[0]) for chain in sorted(reads.globals | reads.free)}
+    own = plain.__code__.co_varnames[: of is not None]
+    for _, attribute in sorted(chain for chain in reads.parameters if chain[:1] == own and len(chain) == 2):
+        seen[attribute] = None if of is None else of.attribute(attribute)
+    functions = {name: value for name, value in seen.items() if isinstance(value, Function)}
+    return code_names(plain.__code__) - functions.keys(), [*functions.values()]
 
 
 def _mentions(names: Names, nodes: Iterable[ast.AST]) -> tuple[set[str], list[Function]]:

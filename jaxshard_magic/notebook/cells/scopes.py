@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from ...introspect import is_a
 from .assigned import DEFS, Imported, bindings, parameters
 from .names import called, is_jitted, mentioned, owner_of, plain_function, written_here
 from .texts import class_definition_of, definition_of, functions_of
@@ -115,6 +116,7 @@ class Text(Names):
         self._given = {**dict.fromkeys(parameters(node)), **(given or {})}
         self._bound = {} if isinstance(node, ast.Lambda) else bindings(node.body)
         self._known: dict[str, Value] = {}
+        self._declared = _declared_global(node) if inside == () else {}
         owner = ".".join(filter(None, (around, getattr(node, "name", ""))))
         self.around = owner if inside is None else ""
 
@@ -124,6 +126,10 @@ class Text(Names):
     def lookup(self, name: str) -> Value:
         if name in self._given:
             return self._given[name]
+        if name not in self._bound and name in self._declared:
+            binds = self.lookup(self._declared[name])
+            parts = binds.parts if isinstance(binds, Function) else ()
+            return next((names.lookup(name) for names, _ in parts if isinstance(names, Text)), None)
         if name not in self._bound:
             return self._outer.lookup(name)
         if name not in self._known:
@@ -133,6 +139,10 @@ class Text(Names):
                 value = Function(name, self._place(name), around=self.around)
             self._known[name] = value
         return self._known[name]
+
+    def binds(self, name: str) -> bool:
+        """Whether the code gives the name a value."""
+        return name in self._bound or name in self._declared
 
     def give(self, parameter: str, value: Value) -> None:
         """Say what a parameter is, where that is not known."""
@@ -189,7 +199,10 @@ class Text(Names):
 
 
 class Held(Names):
-    """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before."""
+    """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before. `cell`
+    are those of the cell that is about to run, once they are known: a name that it binds is the cell's, for functions
+    of earlier cells too. With `libraries` methods of the notebook's objects count as its own where a library has them:
+    a trainer's."""
 
     def __init__(
         self,
@@ -199,6 +212,8 @@ class Held(Names):
     ):
         self._namespace, self._function = namespace, function
         self._known = {} if known is None else known
+        self.cell: Text | None = None
+        self.libraries = False
         self.around = "" if function is None else function.__qualname__.replace(".<locals>", "")
 
     def lookup(self, name: str) -> Value:
@@ -208,9 +223,11 @@ class Held(Names):
         if name in function.__code__.co_freevars:
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             return None if cells[name] == types.CellType() else self.held(cells[name].cell_contents, None)
-        value = function.__globals__.get(name)
-        home = None if self._namespace.get(name) is value else function.__globals__
-        return self.held(value, Step(name, False, home=home))
+        here = function.__globals__ is self._namespace
+        if here and self.cell is not None and self.cell.binds(name):
+            return self.cell.lookup(name)
+        home = None if here else function.__globals__
+        return self.held(function.__globals__.get(name), Step(name, False, home=home))
 
     def held(self, value: Any, place: Step | None, of: Object | None = None) -> Value:
         key = id(value), place
@@ -222,22 +239,22 @@ class Held(Names):
     def _told(self, value: Any, place: Step | None, of: Object | None) -> Value:
         if value is None:
             return None
-        if isinstance(value, type):
+        if is_a(value, type):
             node = class_definition_of(value) if written_here(value) else None
             return node and Class(node, self._seen_by(*functions_of(value)), None, place)
         function = plain_function(value) if callable(value) else None
         if function is None:
             return Object(place, held=value, names=self)
-        if not written_here(function):
+        if not written_here(function) and not (self.libraries and _is_named(of)):
             return None
         names, node, owner = self._seen_by(function), definition_of(function), owner_of(value)
         of = of if owner is None else Object(None, held=owner, names=self)
         told = Function(
             function.__name__ if place is None else place.path.rpartition(".")[2],
             place,
-            jitted=is_jitted(value),
+            jitted=value is not function and is_jitted(value),
             node=node,
-            known=(names, function),
+            known=(names, function, of),
             around=names.around.rpartition(".")[0] if place is None else "",
             method=of is not None,
         )
@@ -247,7 +264,25 @@ class Held(Names):
         return replace(told, parts=self.defined(node, place, names.within(node, None, given)).parts)
 
     def _seen_by(self, *functions: types.FunctionType) -> "Held":
-        return Held(self._namespace, functions[0], self._known) if functions else self
+        if not functions:
+            return self
+        seen = Held(self._namespace, functions[0], self._known)
+        seen.cell, seen.libraries = self.cell, self.libraries
+        return seen
+
+
+def _declared_global(module: Any) -> dict[str, str]:
+    """Return the names that functions of a module bind as `global`, each with the function that does."""
+    found: dict[str, str] = {}
+    for function in (statement for statement in module.body if isinstance(statement, DEFS)):
+        names = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+        found |= dict.fromkeys(names & bindings(function.body).keys(), function.name)
+    return found
+
+
+def _is_named(of: Object | None) -> bool:
+    """Return whether an object is one that a name of the notebook's holds itself."""
+    return of is not None and of.place is not None and "." not in of.place.path
 
 
 def _wrapper(node: ast.expr) -> set[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...introspect import own_dict
 from .assigned import DEFS, given_to_self, parameters
 from .names import called, mentioned, own_code
 
@@ -61,8 +62,9 @@ class Function:
     """What is called by a name.
 
     `parts` is the code that a call runs, each piece with the names that it sees; where its text is not known, `known`
-    is the function itself. `of` are the functions that it wraps. `place` is None where it can't be bound: then it is
-    inside `around`, a function of the notebook. `method` when its first argument is the object that it is called on.
+    is the function itself, with the names that it sees and the object of a method. `of` are the functions that it
+    wraps. `place` is None where it can't be bound: then it is inside `around`, a function of the notebook. `method`
+    when its first argument is the object that it is called on.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Function:
     of: "Sequence[Function]" = ()
     jitted: bool = False
     node: Any = None
-    known: "tuple[Names, types.FunctionType] | None" = None
+    known: "tuple[Names, types.FunctionType, Object | None] | None" = None
     around: str = ""
     method: bool = False
 
@@ -129,8 +131,14 @@ class Object:
         place = self.place and self.place.part(name)
         if isinstance(found, (staticmethod, classmethod)):
             return self.names.held(found.__func__, place)
-        own = name in getattr(self.held, "__dict__", ())  # else it is a method of its class
-        return self.names.held(found, place, None if own else self)
+        own = name in own_dict(self.held)  # else it is a method of its class
+        value = self.names.held(found, place, None if own else self)
+        if value is None and found is None and own:  # one of its methods gives it a value later
+            of = self.names.held(type(self.held), None)
+            made = of.member(name, self) if isinstance(of, Class) else None
+            if isinstance(made, Function):
+                return replace(made, place=None, around=type(self.held).__name__)
+        return value
 
 
 @dataclass(eq=False)
