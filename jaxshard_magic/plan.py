@@ -1,11 +1,11 @@
 """`Plan`: where every array of a step goes, and why. Frozen; made by `strategies`, carried out by `step`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from .program.flops import Work
@@ -18,7 +18,7 @@ WHOLE = "a copy on every device"  # why a leaf lies where it does, where nothing
 @dataclass(frozen=True)
 class LeafPlan:
     """One input of the step. `wanted`: mesh axes that the strategy could not shard it over; `lost`: the bytes
-    per device that this costs."""
+    per device that this costs. `memory`: its memory kind, None on the devices."""
 
     path: str
     role: str
@@ -28,6 +28,7 @@ class LeafPlan:
     why: str
     wanted: tuple[str, ...] = ()
     lost: int = 0
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,16 @@ class Plan:
     """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one: `traced` where
     that is not the step as it was given, but rewritten.
 
-    `in_specs` and `out_specs` follow the order of the trace's inputs and outputs; `state_pairs` says which output
-    is the next value of which input, `loss` which one is the loss, or has it as its last element. `batch_axes` are
-    the mesh axes that the examples are divided over, `idle_axes` those along which all devices do the same work,
-    `jobs` those of each part of the strategy. `examples` is the size of the batch. `work` is all that the step
-    multiplies, `shares` what one device does of it, None where the compiler decides. `unseen` names primitives that
-    may do more. `attention`: how attention gets at positions that other devices hold ("gather", "heads", "ring"), None
-    where none are divided. `largest_weight`: bytes of the largest weight that an operation reads, None where it is not
-    known. `experts` and `positions`: those that are divided, of each number of them.
+    `in_specs` and `out_specs` follow the order of the trace's inputs and outputs, and so do `in_memory` and
+    `out_memory`, the memory kinds of those that lie on the host, none where all are on devices; `state_pairs`
+    says which output is the next value of which input, `loss` which one is the loss, or has it as its last
+    element. `batch_axes` are the mesh axes that the examples are divided over, `idle_axes` those along which all
+    devices do the same work, `jobs` those of each part of the strategy. `examples` is the size of the batch.
+    `work` is all that the step multiplies, `shares` what one device does of it, None where the compiler decides.
+    `unseen` names primitives that may do more. `attention`: how attention gets at positions that other devices
+    hold ("gather", "heads", "ring"), None where none are divided. `largest_weight`: bytes of the largest weight
+    that an operation reads, None where it is not known. `experts` and `positions`: those that are divided, of
+    each number of them.
     """
 
     mesh: Mesh
@@ -146,6 +149,22 @@ class Plan:
     attention: str | None = None
     experts: tuple[DividedExperts, ...] = ()
     positions: tuple[DividedPositions, ...] = ()
+    in_memory: tuple[str | None, ...] = ()
+    out_memory: tuple[str | None, ...] = ()
+
+    @property
+    def in_shardings(self) -> list[NamedSharding]:
+        """Where the trace's inputs lie."""
+        return self._shardings(self.in_specs, self.in_memory)
+
+    @property
+    def out_shardings(self) -> list[NamedSharding]:
+        """Where its outputs lie."""
+        return self._shardings(self.out_specs, self.out_memory)
+
+    def _shardings(self, specs: Sequence[PartitionSpec], kinds: Sequence[str | None]) -> list[NamedSharding]:
+        pairs = zip(specs, kinds or (None,) * len(specs), strict=True)
+        return [NamedSharding(self.mesh, spec, memory_kind=kind) for spec, kind in pairs]
 
     @property
     def shards(self) -> int:

@@ -114,6 +114,35 @@ def test_a_masked_mean_by_where():
     check(case(lambda w, x, mask: jnp.mean(squares(w, x).sum(-1), where=mask > 0), W, X, MASK), Sum())
 
 
+BIAS, SPOTS = jnp.arange(20.0).reshape(5, 4), jnp.arange(3)[:, None] - jnp.arange(3)[None]
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        lambda table: jnp.take(table, SPOTS + 2, axis=0),
+        lambda table: jnp.take(table.T, SPOTS + 2, axis=1, fill_value=0.0).transpose(1, 2, 0),
+        lambda table: jnp.take(table, SPOTS, axis=0, mode="wrap"),
+        lambda table: jnp.take(table, SPOTS + 9, axis=0, mode="clip"),
+        lambda table: table.at[SPOTS].get(mode="promise_in_bounds"),
+        lambda table: jnp.take_along_axis(table, jnp.abs(SPOTS)[:, :1], axis=0)[:, None, :],
+        lambda table: jax.vmap(lambda spots: jnp.take(table, spots, axis=0))(SPOTS),
+    ],
+)
+def test_rows_looked_up_by_places_are_the_same_for_any_batch(lookup):
+    """A bias by relative position, in the modes of `jnp.take`; "fill", its default, fills with NaN."""
+    check(case(lambda table, x: ((x @ W)[:, None, None] + lookup(table)).mean(), BIAS, X), MEAN)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_looked_up_by_the_data_are_of_each_example(axis):
+    def loss(table, y):
+        rows = jnp.take(table if axis == 0 else table.T, y, axis=axis)
+        return jnp.sin(rows).mean(), rows
+
+    check(case(loss, BIAS, Y), MEAN, Rows(axis))
+
+
 def test_what_depends_on_parameters_is_no_norm():
     made = case(lambda w, x: squares(w, x).sum() / jnp.abs(x @ w).sum(), W, X)
     check(made, Unknown(made.followed.causes[0]))

@@ -67,8 +67,8 @@ MAY_IMPORT = {
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places placing request program gradients plan live report hardware wires targets schedule "
-        "pipeline units",
+        "cell_files places placing request program gradients strategies plan live report hardware wires targets "
+        "schedule pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),

@@ -289,11 +289,46 @@ def train_step(layers, batch):
 """
 
 
+EVALUATED = """
+import optax
+evaluate = jax.jit(predicted)
+def validate(layers):
+    return evaluate(layers, batch["x"])
+"""
+
+
 def test_a_function_that_meets_the_state_of_a_pipeline_is_told_how_to_gather_it(given, capsys):
+    given.run(DEEP.partition("def train_step")[0] + EVALUATED)
+    step = "%%shard pp --mesh pipe=2" + DEEP
+    in_the_loop = (
+        step + "for _ in range(2):\n    layers, loss = train_step(layers, batch)\n    validate(layers)"
+    )
+    given.run(step + "layers, loss = train_step(layers, batch)")
+    for cell, function in (
+        ("evaluate(layers, batch['x'])", "predicted"),
+        ("validate(layers)", "predicted"),
+        ("optax.tree.norm(layers)", "add"),
+        (in_the_loop, "predicted"),
+    ):
+        capsys.readouterr()
+        error = given.fails(cell)
+        told = capsys.readouterr().out
+        (line,) = (each for each in told.splitlines() if each.startswith("ValueError: "))
+        assert line == f"ValueError: {error}" and line.startswith(f"ValueError: {function} (cell [")
+        assert (
+            "which lie on different stages of the pipeline train_step: state = train_step.gather(state)"
+            in line
+        )
+        assert "Traceback" not in told
+
+
+def test_other_errors_of_later_cells_stay_as_they_are(given, capsys):
     given.run("%%shard pp --mesh pipe=2" + DEEP + "layers, loss = train_step(layers, batch)")
     capsys.readouterr()
-    given.fails("jax.jit(predicted)(layers, batch['x'])")
-    assert "train_step.gather(state)" in capsys.readouterr().err
-    given.run("layers = train_step.gather(layers)\njax.jit(predicted)(layers, batch['x'])")
+    given.fails("jax.device_put(1.0, jax.devices()[6]) + jax.device_put(1.0, jax.devices()[7])")
+    assert "incompatible devices" in (told := capsys.readouterr().out) and "gather" not in told
     given.fails("raise ValueError('another')")
-    assert "gather" not in capsys.readouterr().err
+    assert "Traceback" in (told := capsys.readouterr().out) and "gather" not in told
+    given.run("layers = train_step.gather(layers)\njax.jit(predicted)(layers, batch['x'])")
+    given.run("%unload_ext jaxshard_magic")
+    assert "showtraceback" not in vars(given.shell)

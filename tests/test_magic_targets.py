@@ -6,6 +6,8 @@ import jax
 import pytest
 
 from jaxshard_magic import ShardError, api
+from jaxshard_magic.step import elsewhere
+from jaxshard_magic.targets import CompilerFailed
 
 needs_libtpu = pytest.mark.skipif(
     find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed"
@@ -41,6 +43,55 @@ def test_the_list_names_every_chip_and_what_installs_its_compiler(notebook, caps
     for name in ("v5e", "v5p", "h100", "l4", "15.75\u202fGiB", "the extra tpu", "the extra cuda-aot"):
         assert name in shown
     assert max(map(len, shown.splitlines())) <= 100
+
+
+ENDED = "the compiler's process ended by signal 6 (SIGABRT); its last words: F0101 Check failed: n < 8"
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    """Every compile for a target ends as if its process had died."""
+
+    def compiled(*_, **__):
+        raise CompilerFailed(ENDED)
+
+    monkeypatch.setattr(elsewhere, "compiled", compiled)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("dp", marks=pytest.mark.full)])
+def test_where_the_compiler_fails_the_plan_stands_and_says_so(notebook, fails, strategy):
+    notebook.run(SHAPES)
+    notebook.run("%mesh v5e:2x4 data=8;")
+    report = notebook.run(f"%%shard {strategy} --microbatches 2\n" + STEP)
+    (told,) = advice(report, "compiler-failed")
+    assert told.level == "error" and told.message.startswith(f"Not compiled: {ENDED}.")
+    assert report.memory.source == "planned" and report.memory.per_device[0].peak > 2**20
+    assert report.collectives and report.timing.predicted_step_s and report.timing.compile_s is None
+    text = report.to_text()
+    assert "Would fit, by its plan:" in text and "every figure is predicted from the plan" in text
+    assert "Not run: planned only" in text and "compiled program" not in text
+    assert "SIGABRT" in report.to_html()
+    assert type(report).from_dict(report.to_dict()) == report
+
+
+@needs_libtpu
+def test_where_the_compiler_decides_the_layout_only_arrays_are_known(notebook, fails):
+    notebook.run(SHAPES)
+    notebook.run("%mesh v5e:2x4 data=8;")
+    report = notebook.run("%%shard spmd\n" + STEP)
+    assert advice(report, "compiler-failed")
+    assert report.memory.per_device[0].peak is None and report.collectives is None
+
+
+@needs_libtpu
+def test_in_a_script_the_line_of_a_failed_compiler_has_the_verdict_of_the_plan(notebook, fails):
+    notebook.run(SHAPES + STEP)
+    step = api.shard(notebook["train_step"], "fsdp", mesh="v5e:2x4 data=8")
+    with pytest.raises(ShardError) as refused:
+        step.prepare(notebook["state"], notebook["batch"])
+    assert str(refused.value).startswith(f"{ENDED}. By its plan the step takes ")
+    assert str(refused.value).endswith("of a device's 15.75\u202fGiB")
 
 
 @needs_libtpu

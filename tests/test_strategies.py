@@ -163,6 +163,61 @@ def test_a_rule_beats_inference_and_moments_follow_it():
     assert "rule" in leaf(plan, "state.params.block0.up").why
 
 
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "rule", "moment"),
+    [
+        ("dp", "data=8", "momentum.block0.up=P(None, 'data')", P(None, "data")),
+        ("fsdp+tp", "data=4 model=2", "momentum.*up=P(None, 'data')", P(None, "data")),
+        ("tp", "data=4 model=2", "momentum=P('model')", P("model", None)),
+    ],
+)
+def test_a_moment_that_a_rule_places_does_not_move_its_parameter(strategy, mesh, rule, moment):
+    plain = planned(steps.mlp(), strategy, mesh)
+    plan = planned(steps.mlp(), strategy, mesh, rules=dict([rule.split("=")]))
+    assert leaf(plan, "state.momentum.block0.up").spec == moment
+    for name in ("block0.up", "block0.down", "block1.up"):
+        assert leaf(plan, f"state.params.{name}").spec == leaf(plain, f"state.params.{name}").spec
+
+
+def test_moments_placed_by_themselves_keep_the_numbers_in_pipelines_too():
+    call = steps.mlp()
+    want = call.step(*call.step(call.state, call.batch)[:1], call.batch)[0]
+    for strategy, mesh in (("fsdp", "data=4"), ("pp+dp", "pipe=2 data=2")):
+        step = jaxshard_magic.shard(call.step, strategy, mesh=mesh, rules={"momentum.*up": "P(None, 'data')"})
+        state, _ = step(call.state, call.batch)
+        state, _ = step(state, call.batch)
+        up = state["momentum"]["block0"]["up"].sharding.spec
+        assert up == P(None, "data")
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), state, want)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "over"),
+    [
+        ("fsdp", "replica=2 data=4", "data"),
+        ("fsdp+dp", "replica=2 data=4", "data"),
+        ("dp+fsdp", "data=4 replica=2", "data"),
+        ("fsdp+tp", "replica=2 data=2 model=2", "data"),
+        ("fsdp", "replica=2 fsdp=4", "fsdp"),
+        ("fsdp@replica", "replica=2 data=4", "replica"),
+    ],
+)
+def test_fsdp_divides_nothing_over_replicas(strategy, mesh, over):
+    plan = planned(steps.mlp(), strategy, mesh)
+    up = leaf(plan, "state.params.block0.up")
+    axes = {a for entry in up.spec if entry for a in ([entry] if isinstance(entry, str) else entry)}
+    assert axes - {"model"} == {over}
+    assert {"replica", "data"} & axes == {over} & {"replica", "data"}
+    if "dp" in strategy.split("+"):
+        assert "dp: a copy on every device of replica; fsdp" in up.why
+    assert "replica" in plan.batch_axes
+
+
+def test_replicas_alone_are_no_axis_for_fsdp():
+    says = refusal(planned, steps.mlp(), "fsdp", "replica=8")
+    assert says.startswith("fsdp needs a mesh axis for it (fsdp); the mesh has replica=8")
+
+
 def test_a_rule_decides_which_dimension_tensor_parallelism_cuts():
     rules = {"block0.up": "P('model', None)"}
     plan = planned(steps.mlp(), "tp", "data=4 model=2", rules=rules)
@@ -296,9 +351,20 @@ def test_a_fused_weight_whose_product_is_split_is_told_to_move_activations():
 
     params = {"fused": jnp.ones((64, 512)), "down": jnp.ones((256, 64))}
     call = steps._call(loss, params, jnp.ones((16, 64)))
-    found = planned(call, "tp", "data=4 model=2").findings
-    assert [f.code for f in found] == ["fused-split"]
+    (found,) = planned(call, "tp", "data=4 model=2").findings
+    assert found.code == "fused-split" and "head" not in found.message
     assert not planned(steps.mlp(gated=True), "tp", "data=4 model=2").findings
+
+
+def test_a_fused_weight_is_told_of_heads_where_its_parts_meet_by_head():
+    def loss(params, x):
+        q, k, v = (each.reshape(16, 6, 4, 16) for each in jnp.split(x @ params["fused"], 3, -1))
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        return jnp.mean((jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(16, 6, 64) @ params["out"]) ** 2)
+
+    params = {"fused": jnp.ones((64, 192)), "out": jnp.ones((64, 64))}
+    (found,) = planned(steps._call(loss, params, jnp.ones((16, 6, 64))), "tp", "data=4 model=2").findings
+    assert found.code == "fused-split" and "laid out by head" in found.message
 
 
 def test_a_mesh_with_explicit_axes_is_taken_as_well():

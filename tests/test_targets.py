@@ -187,7 +187,7 @@ def test_a_compiler_that_is_killed_is_told_in_one_line():
     message = refusal(lambda: built(slow))
     assert message == (
         "the compiler's process ended by signal 9 (SIGKILL), as Linux does where a machine or a container has no "
-        "memory left"
+        f"memory left{SMALLER}"
     )
     assert built(width=128).text
 
@@ -205,6 +205,37 @@ def test_an_idle_compiler_ends_and_the_next_job_starts_another():
     compiler.ready(target.topology())
     assert compiler.pid not in (None, first)
     compiler.stop()
+    assert compiler.pid is None
+
+
+LOG = """W0101 00:00:00.000000 1 slow.cc:1] slow operation
+F0101 00:00:00.000000 1 pass.cc:7] Check failed: n < 8
+*** Check failure stack trace: ***
+    @     0x7f9650140634  absl::SendToLog()
+"""
+SMALLER = (
+    ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
+)
+
+
+@pytest.mark.parametrize(
+    ("dies", "told"),
+    [
+        ("os.abort()", f"by signal 6 (SIGABRT); its last words: {LOG.splitlines()[1]}{SMALLER}"),
+        (
+            "os.kill(os.getpid(), 11)",
+            f"by signal 11 (SIGSEGV); its last words: {LOG.splitlines()[1]}{SMALLER}",
+        ),
+        ("os._exit(3)", f"with exit code 3; its last words: {LOG.splitlines()[1]}"),
+    ],
+)
+def test_a_compiler_that_dies_is_told_by_its_signal_and_last_words(monkeypatch, dies, told):
+    monkeypatch.setattr(
+        targets.compiler, "_START", f"import os, sys; sys.stderr.write({LOG!r}); sys.stderr.flush(); {dies}"
+    )
+    compiler = Compiler({})
+    message = refusal(lambda: compiler.compile(SimpleNamespace()))  # type: ignore[arg-type]
+    assert message == f"the compiler's process ended {told}"
     assert compiler.pid is None
 
 

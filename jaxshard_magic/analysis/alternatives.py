@@ -28,7 +28,7 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
         for change, inside in _changes(step.request.gradients, fixed)
         if step.request.pipeline is None or inside.microbatches == step.request.gradients.microbatches
     ]
-    if entry is None or not changes:
+    if entry is None or entry.compile_s is None or not changes:
         return ()
     tried = [_of(entry, "")]
     needed = entry.compile_s * len(changes)

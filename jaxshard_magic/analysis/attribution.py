@@ -12,6 +12,9 @@ from .origin import Origin, Origins, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
+_BRANCH = re.compile(
+    r"/branch_\d+_fun/"
+)  # of `jax.lax.cond`; XLA's own conditionals choose the device that calls
 _HOST = "callback", "is_host_transfer"
 
 
@@ -51,8 +54,8 @@ def caused(
 def host_calls(
     module: Module, origins: Origins, own: Callable[[Origin], Origin] = lambda origin: origin
 ) -> tuple[str | None, ...]:
-    """Where the step calls Python while it runs: the place as a reader knows it, None where it is not known; one for
-    each call.
+    """Where the step calls Python in each run: the place as a reader knows it, None where it is not known; one for
+    each call. What a branch calls, such as a check that raises, is left out.
 
     CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
     `own`: the step's own place of one that the text tells.
@@ -65,6 +68,8 @@ def host_calls(
         for i in computation.instructions.values():
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
+                continue
+            if _BRANCH.search(op_name(i)):
                 continue
             frame = own(origins.of_instruction(i)).frame
             line = None if frame is None else place(frame.file, frame.line)

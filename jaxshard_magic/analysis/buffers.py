@@ -83,26 +83,27 @@ def serialized(compiled: Compiled | Built, stats: Any = None) -> tuple[bytes, by
     return assignment, executable.hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
-def live_bytes(assignment: bytes, program: bytes, module: Module) -> LiveBytes | None:
+def live_bytes(assignment: bytes, program: bytes, module: Module, host_bytes: int = 0) -> LiveBytes | None:
     """The bytes in use through a step and what they are at the peak; None where the compiler does not tell.
 
     `assignment` and `program` are `serialized`, `module` is the text of the same program. Values that share memory,
-    outputs in a donated argument's, an elementwise operation in its operand's, count once.
+    outputs in a donated argument's, an elementwise operation in its operand's, count once. `host_bytes`: those of
+    arguments and outputs on the host in the compiler's figures; they are not in use on the device.
     """
     try:
         read = xla.read(assignment, program, module)
-        return _live_bytes(read, module) if read.allocations else None
+        return _live_bytes(read, module, host_bytes) if read.allocations else None
     except ValueError:
         return None
 
 
-def _live_bytes(assignment: Assignment, module: Module) -> LiveBytes:
+def _live_bytes(assignment: Assignment, module: Module, host_bytes: int) -> LiveBytes:
     live = liveness(module, assignment.definitions)
     ranges = _traced(assignment, live) if assignment.traces else live.ranges
     temporary = [a for a in assignment.allocations if a.kind == "temporary"]
     kept = [a for a in assignment.allocations if a.kind not in ("temporary", "local") and a.values]
     passing = {value: ranges[value] for a in temporary for value in a.values if value in ranges}
-    series = _series(passing, assignment.slots, sum(a.size for a in kept), len(live.order))
+    series = _series(passing, assignment.slots, sum(a.size for a in kept) - host_bytes, len(live.order))
     peak = max(series, key=lambda point: point[1])
     points = _thinned(series, _MOST_POINTS)
 

@@ -16,11 +16,11 @@ from ..targets import gpu, target_of
 _ROLES = ("params", "optimizer", "batch")
 
 
-def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None) -> Memory:
+def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None, host_bytes: int = 0) -> Memory:
     """Bytes per device at the peak of the step, arguments split by role.
 
     `stats` is XLA's memory analysis, None where there is none; `leaves` are the arguments that the program reads;
-    `limit` is what a device offers, `device_limit`.
+    `limit` is what a device offers, `device_limit`; `host_bytes` are those of arrays on the host in XLA's figures.
     `other` holds keys, arguments without a role, outputs that reuse no argument's memory, the program itself and the
     padding of arguments (TPU).
     The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
@@ -29,13 +29,15 @@ def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None) ->
     temporaries = None
     if stats is not None:
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-        lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes
+        lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes - host_bytes
         reported = getattr(stats, "peak_memory_in_bytes", 0)
         if reported and mesh.devices.flat[0].platform == "tpu":
             # What lies in one place one after the other counts once.
             peak = max(reported + stats.generated_code_size_in_bytes, lasting)
         else:
-            peak = max(reported, lasting + stats.temp_size_in_bytes)  # CPU's own leaves out the temporaries
+            peak = max(
+                reported - host_bytes, lasting + stats.temp_size_in_bytes
+            )  # CPU's own leaves out the temporaries
         temporaries = peak - lasting
         arguments["other"] += lasting - arguments.total()
     devices = mesh.devices.flatten().tolist()

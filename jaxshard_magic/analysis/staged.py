@@ -7,7 +7,7 @@ from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key
 from ..plan import WHOLE, LeafPlan
 from ..report import Leaf
-from .leaves import leaf
+from .leaves import leaf, with_memory
 from .paths import common_words, told_together
 from .staged_memory import most_held
 from .staged_moves import Said
@@ -62,7 +62,7 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
         row = leaf(replace(plan, spec=place.sharding.spec), pipeline.ranks.between(first, first + size))
         whole = size == len(pipeline.ranks)
         within = {} if whole else {pipeline.ranks.axis: (first, first + size)}
-        why = row.why
+        why = plan.why
         if why == WHOLE:
             cut = len(place.values) > 1
             why = (
@@ -72,7 +72,7 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
             )
         if place.put_together:
             why = "stages have different numbers of its layers: put together here after each step"
-        rows.append(replace(row, within=within, why=why))
+        rows.append(replace(row, within=within, why=with_memory(why, plan.memory)))
     return tuple(rows)
 
 

@@ -11,6 +11,7 @@ from ..pipeline.leaves import Leaf as Place
 from ..pipeline.loss_stages import LossStages
 from ..pipeline.stage_jobs import StageJobs
 from ..program.ir import Value
+from ..program.memory_kinds import HOST_KINDS
 from ..program.sizes import array_bytes
 from ..report import DeviceMemory, Leaf, Memory
 from ..schedule.actions import KINDS, parts
@@ -54,7 +55,9 @@ def piece_bytes(pipeline: Pipeline, place: Place, rank: int) -> int:
 
 
 def shard_bytes(aval: Any, sharding: NamedSharding) -> int:
-    """Bytes of an array on one of its devices."""
+    """Bytes of an array on one of its devices; 0 where it lies on the host."""
+    if sharding.memory_kind in HOST_KINDS:
+        return 0
     return array_bytes(sharding.shard_shape(aval.shape), aval.dtype)
 
 

@@ -39,12 +39,13 @@ from .divided import placed as placed_lines
 from .divided import with_names as divided_names
 from .exhausted import exhausted, with_needed
 from .in_time import InTime, in_time
-from .leaves import leaves
+from .leaves import host_bytes, leaves
 from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
 from .overlap import Schedule, scheduled
+from .planned import plan_alone
 from .predicted import Beside
 from .profiled import Profile, profiled, read_recorded
 from .roofline import Roofline, in_order, roofline, timing, with_seconds
@@ -273,6 +274,10 @@ def read_entry(entry: "Entry", texts: Texts) -> Reading:
     """Read what the compiled program of `entry` says, whose `texts` are given."""
     if isinstance(entry.compiled, Pipeline):
         return _read_stages(entry, entry.compiled, texts)
+    if isinstance(entry.compiled, Built) and entry.compiled.failed is not None:
+        placed = leaves(entry.plan.leaves, entry.plan.mesh)
+        held, sent, found = plan_alone(entry, entry.compiled.failed, [placed[i] for i in inputs_of(entry)])
+        return Reading(info_of(entry.plan.mesh), placed, held, sent, (), None, (), (found,), SourceText())
     # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
     with uncollected(), ThreadPoolExecutor(1) as beside:
         return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)
@@ -292,10 +297,10 @@ def _read_program(entry: "Entry", texts: Texts, stats_of: Callable[[], Any]) -> 
         if chip_of(plan.mesh.devices.flat[0].device_kind) is not None:  # a CPU does one thing at a time
             schedule = scheduled(module, found)
         calls = host_calls(module, origins)
-    stats = stats_of()
-    held = memory(stats, [placed[i] for i in inputs], plan.mesh, device_limit(plan.mesh.devices.flat[0]))
+    first, stats, on_host = plan.mesh.devices.flat[0], stats_of(), host_bytes(entry, inputs)
+    held = memory(stats, [placed[i] for i in inputs], plan.mesh, device_limit(first), on_host)
     if module is not None and origins is not None and (parts := serialized(compiled, stats)):
-        live = live_bytes(*parts, module)
+        live = live_bytes(*parts, module, on_host)
         if live is not None:
             held = with_live(held, live, Program(module, origins, placed, plan.mesh.size))
             if isinstance(compiled, Built):  # its own figures count the temporaries of two memories together

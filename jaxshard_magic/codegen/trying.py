@@ -12,9 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
 from ..compiler_log import captured
+from ..program.compiling import jit
 from ..program.hooks import anew
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
+from ..program.memory_kinds import lowered_as, traced_as
 from ..program.peel import Peeled, specs
 from ..report import Collective
 from ..step.elsewhere import canonical, elsewhere
@@ -185,23 +187,24 @@ def _functions(step: "ShardedStep") -> list[types.FunctionType]:
 def _compiled(step: "ShardedStep") -> Any:
     """The user's step as it is now, with arguments and results where the plan has them, as plain JAX compiles it."""
     (entry, call), mesh = last_call(step), step.mesh
-    ins = [NamedSharding(mesh, spec) for spec in entry.plan.in_specs[len(entry.traced.consts) :]]
+    ins = entry.plan.in_shardings[len(entry.traced.consts) :]
     run = _spread(step) if isinstance(entry.traced, PerDevice) else lambda *leaves: call.fun(*leaves)[0]
     target = target_of(mesh)
     with own_mesh(mesh), lines_kept(), anew(), nullcontext() if target is None else canonical():
-        outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry, call)]
-        lowered = jax.jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
+        outs = _out_shardings(entry, call)
+        shapes = lowered_as(specs(call.leaves), ins)
+        lowered = jit(run, in_shardings=ins, out_shardings=outs).lower(*shapes)
         if target is not None:
             return elsewhere(lowered, target, mesh, step.compile_limit)
         with captured():  # what the compiler complains of is in the step's own report
             return lowered.compile()
 
 
-def _out_specs(entry: "Entry", call: Peeled) -> list[PartitionSpec]:
+def _out_shardings(entry: "Entry", call: Peeled) -> list[NamedSharding]:
     """Where the user's step is to have its results. Of NNX objects it gives back what it changes: a step whose gradient
     the plan looks into changes all that it differentiates."""
     traced = entry.traced
-    places = dict(zip(traced.out_paths, entry.plan.out_specs, strict=True))
+    places = dict(zip(traced.out_paths, entry.plan.out_shardings, strict=True))
     carried = 0 if entry.rewritten is None else entry.rewritten.carried
     paths = list(traced.out_paths[: len(traced.out_paths) - carried])
     if call.nodes is not None and not isinstance(traced, PerDevice):
@@ -210,7 +213,7 @@ def _out_specs(entry: "Entry", call: Peeled) -> list[PartitionSpec]:
             outs, paths[:], _ = call.fun(*leaves)
             return outs
 
-        jax.eval_shape(named, *specs(call.leaves))
+        jax.eval_shape(named, *map(traced_as, specs(call.leaves)))
     return [places[path] for path in paths]
 
 

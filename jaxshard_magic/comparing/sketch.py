@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ..analysis.collectives import wire_bytes
 from ..analysis.leaves import leaves
+from ..analysis.planned import collective
 from ..analysis.roofline import ERROR, roofline
 from ..analysis.staged_costs import with_start
 from ..hardware import Chip
 from ..pipeline.outline import Outline
-from ..plan import Plan, Sent, Share
-from ..report import Collective
+from ..plan import Plan, Share
 from ..report.held import held
 from ..request import Request
 from ..request.pipeline_options import default_microbatches
@@ -169,9 +168,3 @@ def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float |
         for moves in (during, after)
     )
     return first, last
-
-
-def collective(move: Sent) -> Collective:
-    n = move.group_size
-    sent = wire_bytes(move.kind, n, move.count * move.bytes)
-    return Collective(move.kind, move.axes, n, move.count, move.bytes, sent, apart=move.apart)

@@ -109,7 +109,7 @@ def _leaves(word: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _array(path: str, x: Any, classes: tuple[int, ...]) -> Array:
-    shape, dtype, _ = aval(x)
+    shape, dtype, *_ = aval(x)
     return Array(path, "other", tuple(shape), str(dtype), bits_of(dtype), classes)
 
 

@@ -1,6 +1,6 @@
 """A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from ..errors import ShardError
 from ..program.batching.examples import Constant, Joined, Summed, times
 from ..program.batching.follow import Followed, follow, told, unfollowed, unvaried
+from ..program.batching.one_example import follow_one
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
 from ..program.replay import Replay, replayed, retraced
@@ -52,7 +54,8 @@ class Accumulated:
     `small` and `large` are the call as traced at a microbatch and at the full batch; `batch[k]` is the dimension of
     operand k that the examples run along. `data`: the operands that hold examples, or what a loss without any is about.
     `carried`: aux output -> the operand whose next value it is, for state that
-    a microbatch hands to the next where the loss couples its examples (statistics of BatchNorm).
+    a microbatch hands to the next where the loss couples its examples (statistics of BatchNorm). `twice`: traces both
+    with two examples for each, for a microbatch of one.
     """
 
     def __init__(
@@ -64,17 +67,29 @@ class Accumulated:
         passes: Passes,
         carried: Mapping[int, int],
         data: Collection[int] = (),
+        twice: Callable[[], tuple[Gradient, Gradient]] | None = None,
     ):
         self.cut, self.batch, self._call = cut, batch, large
         self.data = frozenset(batch) | frozenset(data)
-        self.large = Program(replayed(large.loss, Replay))
-        self.small = self.large if small is large else Program(replayed(small.loss, Replay))
+        self.large = _opened(large)
+        self.small = self.large if small is large else _opened(small)
         if cut.microbatches == 1:
             self.followed = unfollowed(self.large)
         elif not batch:
             self.followed = unvaried(self.large, cut.microbatches)
-        else:
+        elif twice is None:
             self.followed = follow(self.small, self.large, batch, trained=set(large.differentiated))
+        else:
+
+            def opened() -> tuple[Program, Program]:
+                one, whole = twice()
+                return _opened(one), _opened(whole)
+
+            try:
+                self.followed = follow_one(self.small, self.large, batch, set(large.differentiated), opened)
+            except ShardError as error:
+                raise ShardError(str(error), option=f"--microbatches {cut.microbatches}") from None
+            self.large = self.followed.large
         stateless = Outputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
         self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)
@@ -147,6 +162,10 @@ class Accumulated:
         first = 1 + len(norms)  # sums of the whole batch before it may have gradients as well
         moving = {*range(1, first), *(first + k for k in self._call.differentiated)}
         return passes(one, {first + k: x for k, x in known.items()}, moving)
+
+
+def _opened(call: Gradient) -> Program:
+    return Program(replayed(call.loss, Replay))
 
 
 class _One(Drawing):

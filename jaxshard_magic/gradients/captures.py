@@ -1,6 +1,6 @@
 """A step captured at the shapes that the rewriting of its gradients needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ class Needs:
         padded: with rows that make the batch divide; None where it does.
         part: one microbatch, of the padded batch where there is one; None without microbatches.
         cut: how the batch is taken in microbatches.
+        twice: one microbatch and the whole batch with two examples for each, where a microbatch has one; empty where
+            it has more.
         batch: that of the padded step, or of the step.
         added: by argument, flat, the dimension that rows are added to and how many.
     """
@@ -40,13 +42,15 @@ class Needs:
     cut: Cut | None
     batch: Batch
     added: Mapping[int, tuple[int, int]]
+    twice: tuple[Shapes, ...] = ()
 
 
 @dataclass(frozen=True)
 class Captures:
     """A step with each gradient call as one equation, at its own shapes (`whole`) and at those of `needs`.
 
-    `mapped`: how it is spread where it is written for one device.
+    `mapped`: how it is spread where it is written for one device. `twice`: captures it at the shapes of `needs.twice`,
+    which takes as long as tracing it two times; None where there are none.
     """
 
     whole: Traced
@@ -54,6 +58,7 @@ class Captures:
     padded: Traced | None = None
     part: Traced | None = None
     mapped: Mapped | None = None
+    twice: Callable[[], tuple[Traced, Traced]] | None = None
 
 
 def needs(
@@ -83,14 +88,22 @@ def needs(
         larger = replace(batch, size=batch.size + more)
         avals = _resized(captured, {i: (dim, size + n) for i, (dim, size, n) in added.items()})
         padded = Shapes(avals, "--pad", batch.size + more, batch.size)
-    cut, part, n = None, None, len(captured.consts)
+    cut, part, twice, n = None, None, (), len(captured.consts)
     if parts > 1:
         each = " of each device" if per_device else ""
         cut = _cut(captured, facts, larger, parts, shards, each, pads=not (per_device or pipeline))
         whole = captured.closed.in_avals[n:] if padded is None else padded.avals
         sizes = {i: (d, whole[i - n].shape[d] // parts) for i, (d,) in larger.dims.items()}
-        part = Shapes(_resized(captured, sizes), f"--microbatches {parts}", cut.each, cut.examples)
-    return Needs(padded, part, cut, larger, {i - n: (dim, more) for i, (dim, _, more) in added.items()})
+        option = f"--microbatches {parts}"
+        part = Shapes(_resized(captured, sizes), option, cut.each, cut.examples)
+        if cut.each == 1:
+            double = ({i: (d, 2 * size * k) for i, (d, size) in sizes.items()} for k in (1, parts))
+            twice = tuple(
+                Shapes(_resized(captured, each), option, 2 * k, cut.examples)
+                for each, k in zip(double, (1, parts), strict=True)
+            )
+    rows = {i - n: (dim, more) for i, (dim, _, more) in added.items()}
+    return Needs(padded, part, cut, larger, rows, twice)
 
 
 def _added(captured: Traced, batch: Batch, more: int) -> dict[int, tuple[int, int, int]]:
@@ -162,6 +175,13 @@ def why_whole(captured: Traced, batch: Batch) -> str | None:
             "be cut out of them"
         )
     return "no batch was found among the step's arguments" if batch.size is None else None
+
+
+def has_one_example(captured: Traced, facts: Facts) -> bool:
+    """Return whether all arrays of data have a first dimension of 1: another one may then be taken for the batch."""
+    shapes = (captured.closed.in_avals[i].shape for i in facts.roles.data)
+    first = [shape[0] for shape in shapes if shape]
+    return bool(first) and {*first} == {1}
 
 
 def _say_where(captured: Traced, facts: Facts) -> str:

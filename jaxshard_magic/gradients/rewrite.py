@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,16 +11,13 @@ from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..plan import Finding
-from ..program.batching.examples import Rows, varying
-from ..program.batching.follow import Followed, follow
 from ..program.batching.padding import Padded
 from ..program.capture import Gradient, Taking, gradients_of, with_gradients
 from ..program.dimensions import Dimensions
 from ..program.facts import Facts
-from ..program.flow import Flow, by_alias
-from ..program.ir import Equation, Program, Value
+from ..program.flow import Flow
+from ..program.ir import Equation, Program
 from ..program.mapped import Mapped, Name, PerDevice, on_a_device
-from ..program.primitives import shape_of
 from ..program.replay import Replay, retraced
 from ..program.roles import Roles
 from ..program.trace import Traced
@@ -30,6 +25,7 @@ from ..request import GradientOptions
 from .accumulate import Accumulated, Cut
 from .by_hand import ByHand
 from .captures import Captures
+from .over_microbatches import accumulations, coupled
 from .padded import with_rows
 from .passes import Passes
 from .remat import Rematted
@@ -130,7 +126,8 @@ def in_microbatches(
     Raises `ShardError` as `rewrite` does.
     """
     passes = Passes(options, ring)
-    calls, findings = _accumulations(captures, facts.roles, passes, _coupling)
+    calls = accumulations(captures, facts.roles, passes)
+    findings = _told(calls, _coupling)
     return _noted(Rewritten(facts.traced, captures.whole, calls, findings), passes)
 
 
@@ -195,7 +192,8 @@ def _rewritten(captures: Captures, roles: Roles, passes: Passes, coupling: Coupl
     step = captures.whole
     program, calls, findings, carried = Program(step.closed), {}, (), 0
     if captures.part is not None:
-        calls, findings = _accumulations(captures, roles, passes, coupling)
+        calls = accumulations(captures, roles, passes)
+        findings = _told(calls, coupling)
     whole = {} if calls else {e.index: _whole(e.params["gradient"], passes) for e in gradients_of(program)}
     axes = () if captures.mapped is None else tuple(captures.mapped.sizes)
     taking = _Rewriting(program, calls or whole, axes)
@@ -213,34 +211,10 @@ def _noted(rewritten: Rewritten, passes: Passes) -> Rewritten:
     return replace(rewritten, findings=findings, rematted=tuple(passes.rematted))
 
 
-def _accumulations(
-    captures: Captures, roles: Roles, passes: Passes, coupling: Coupling
-) -> tuple[dict[int, Accumulated], tuple[Finding, ...]]:
-    """The gradient calls over microbatches, by the index of their equations, and what is to be said of them."""
-    wanted = captures.needs
-    assert captures.part is not None and wanted.cut is not None
-    small, large = Program(captures.part.closed), Program(captures.whole.closed)
-    outer = follow(small, large, {i: d for i, (d,) in wanted.batch.dims.items()})
-    state = _state(large, roles)
-    calls = {
-        whole.index: _accumulated(part, whole, outer, wanted.cut, passes, state.get(whole.index, {}))
-        for part, whole in zip(gradients_of(small), gradients_of(large), strict=True)
-    }
+def _told(calls: Mapping[int, Accumulated], coupling: Coupling) -> tuple[Finding, ...]:
+    """What is to be said of gradient calls over microbatches."""
     said = (coupling(call) for call in calls.values())
-    return calls, tuple(finding for finding in said if finding is not None)
-
-
-def coupled(call: Accumulated) -> str | None:
-    """Why microbatches have other numbers than the whole batch; None where they have the same."""
-    outputs, where = call.outputs, f" ({call.cause})" if call.cause else ""
-    if outputs.carried:
-        return f"the loss couples the examples of a batch{where}"
-    if not outputs.exact:
-        return f"the loss is no sum over examples{where}"
-    if n := len(outputs.guessed):
-        one = f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'}"
-        return f"{one} no sum over examples nor one for each"
-    return None
+    return tuple(finding for finding in said if finding is not None)
 
 
 def _coupling(call: Accumulated) -> Finding | None:
@@ -303,77 +277,3 @@ def _whole(call: Gradient, passes: Passes) -> TakenBy:
     """Takes a gradient of the whole batch, through the passes alone."""
     loss = Program(passes(call.loss, call.known, call.differentiated))
     return lambda operands, scale: taken_scaled(call, Replay(loss), operands, 1.0, scale)
-
-
-def _accumulated(
-    small: Equation,
-    large: Equation,
-    outer: Followed,
-    cut: Cut,
-    passes: Passes,
-    state: Mapping[int, int],
-) -> Accumulated:
-    call: Gradient = large.params["gradient"]
-    option, batch = f"--microbatches {cut.microbatches}", {}
-    for k, v in enumerate(small.ins):
-        if shape_of(small.eqn.invars[k]) == shape_of(large.eqn.invars[k]):
-            continue
-        label = outer.of[v] if v is not None else None
-        shapes = shape_of(small.eqn.invars[k]), shape_of(large.eqn.invars[k])
-        dim = label.dim if isinstance(label, Rows) else varying(*shapes, ratio=Fraction(cut.microbatches))
-        if not isinstance(label, Rows) and _in_a_loop(large):
-            raise ShardError(
-                "the step takes its gradient in a loop of its own, which takes the batch in parts already; leave "
-                "--microbatches out, or the loop",
-                option=option,
-            )
-        whole = large.eqn.invars[k].aval.str_short()
-        if k >= call.closed_over:
-            raise ShardError(
-                f"the step takes a gradient with respect to its examples, {whole}, which is no sum over them; leave "
-                "--microbatches out",
-                option=option,
-            )
-        if dim is None:
-            raise ShardError(
-                f"the loss reads {whole}, which can't be cut into microbatches by its examples; pass the batch itself "
-                "into the loss",
-                option=option,
-            )
-        batch[k] = dim
-    if not batch:
-        return Accumulated(call, call, batch, cut, passes, {})
-    return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
-
-
-def _in_a_loop(e: Equation) -> bool:
-    """Whether it runs in the body of a loop; what a function or a condition calls may not."""
-    while e.outer is not None:
-        e = e.outer
-        if e.name in ("scan", "while"):
-            return True
-    return False
-
-
-def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
-    """For each gradient call, by its index: aux output -> the operand whose next value the step makes of it."""
-    flow = Flow(program)
-    found: dict[int, dict[int, int]] = {}
-    for e in gradients_of(program):
-        call: Gradient = e.params["gradient"]
-        operands = {i: k for k, v in enumerate(e.ins) for i in flow.inputs_behind([v], by_alias)}
-        outs = {v: j for j, v in enumerate(e.outs[: call.outs])}
-        for o, i in roles.state.items():
-            if i not in operands:
-                continue
-            for v in flow.back([program.outputs[o]], partial(_by_mean, flow)):
-                k = operands[i]
-                if v in outs and program.avals[v].shape == program.avals[program.inputs[i]].shape:
-                    found.setdefault(e.index, {})[outs[v]] = k
-    return found
-
-
-def _by_mean(flow: Flow, v: Value, w: Value, e: Equation | None) -> bool:
-    """Only what is the same array in another form, or its mean over devices."""
-    mean = e is not None and e.name == "div" and any(f and f.name == "psum" for _, f in flow.before[w])
-    return by_alias(v, w, e) or mean or (e is not None and e.name == "psum")

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from ..errors import ShardError, did_you_mean
+from ..program.memory_kinds import shape_in
 from ..program.peel import aval, holds_arrays, nnx_calls
 from ..views.format import byte_text
 
@@ -121,8 +122,7 @@ def _abstracted(values: dict[str, Any]) -> dict[str, Any]:
 def _shape(x: Any) -> Any:
     if not _is_array(x):
         return x
-    shape, dtype, weak = aval(x)
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    return shape_in(*aval(x))
 
 
 def _is_array(x: Any) -> bool:

@@ -20,10 +20,17 @@ _STOPPED = "Stopped before {} had run; your arrays are as they were."
 
 
 class Early:
-    """Keeps the report of a step whose cell ended early: `keep(report, cell)` puts it into the history."""
+    """Keeps the report of a step whose cell ended early: `keep(report, cell)` puts it into the history, `explain(error,
+    step)` rewords an error of JAX's that the step had a part in."""
 
-    def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
-        self._shell, self._session, self._keep = shell, session, keep
+    def __init__(
+        self,
+        shell: Any,
+        session: Any,
+        keep: "Callable[[Report, str], None]",
+        explain: Callable[[BaseException, Any], None],
+    ):
+        self._shell, self._session, self._keep, self._explain = shell, session, keep, explain
         self._came: tuple[int, float | None, int | None] | None = None
         self._saved = ""
         self._waiting: Report | Comparison | None = None
@@ -52,6 +59,7 @@ class Early:
         except BaseException as error:
             ran, stopped = step(), isinstance(error, KeyboardInterrupt)
             if ran is not None and not isinstance(ran, cells.Rehearsal) and ran.calls:
+                self._explain(error, ran)
                 ended = self._ended(error, ran.calls)
                 self._report(this, ran, ended)
                 if stopped:

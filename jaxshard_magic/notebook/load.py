@@ -43,6 +43,7 @@ def load(shell: "InteractiveShell") -> None:
     shell.events.register("post_run_cell", magics.keeping.write)
     shell.events.register("post_run_cell", magics.failed.note)
     shell.events.register("post_run_cell", magics.scattered.note)
+    magics.scattered.attach()
     displays.register(shell, magics.session)
 
 
@@ -58,6 +59,7 @@ def unload(shell: "InteractiveShell") -> None:
     shell.events.unregister("post_run_cell", magics.keeping.write)
     shell.events.unregister("post_run_cell", magics.failed.note)
     shell.events.unregister("post_run_cell", magics.scattered.note)
+    magics.scattered.detach()
     magics.keeping.write()
     magics.hosts.close()
     forget_cells(shell)

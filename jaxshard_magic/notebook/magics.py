@@ -67,8 +67,8 @@ class ShardMagics(Magics):
         self.keeping = Keeping(shell)
         self.session.reserve = self.keeping.reserve
         self.failed = cells.Failed(shell)
-        self.scattered = Scattered(self.session)
-        self.early = Early(shell, self.session, self._keep)
+        self.scattered = Scattered(shell, self.session)
+        self.early = Early(shell, self.session, self._keep, self.scattered.explain)
         self.hosts = OnHosts(
             shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
         )

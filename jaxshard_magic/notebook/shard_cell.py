@@ -188,7 +188,7 @@ def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "Sharde
     step.keep_arguments = bool(options.repeat or options.profile)
     if options.profile:
         recordable(step, options.profile)
-    step.read_ahead = True
+    step.read_ahead = step.plan_stands = True
     return step
 
 

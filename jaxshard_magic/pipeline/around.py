@@ -11,6 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from ..errors import ShardError
+from ..program.callbacks import calls_host
 from ..program.capture import Gradient, gradients_of
 from ..program.emit import Emitter
 from ..program.flow import Flow
@@ -22,7 +23,7 @@ from .piecewise import Piecewise, laid_out
 
 
 class _Flat(Emitter):
-    """Opens conditions: all their branches are run, and one is chosen for each result."""
+    """Opens conditions: all their branches are run, and one is chosen for each result, but where one alone may run."""
 
     def equation(self, e: Equation, values: list) -> list:
         if e.name != "cond" or _one_alone(e):
@@ -41,10 +42,11 @@ class _Flat(Emitter):
 
 
 def _one_alone(e: Equation) -> bool:
-    """Return whether only one branch of a condition may run: others have effects, are for other platforms, or hold a
-    loop that may go on for ever."""
-    endless = any(inner.name == "while" for inner in e.inside())
-    return bool(e.eqn.effects) or "branches_platforms" in e.params or endless
+    """Return whether only one branch of a condition may run: others have effects, call functions of the host, are for
+    other platforms, or hold a loop that may go on for ever."""
+    if e.eqn.effects or "branches_platforms" in e.params:
+        return True
+    return any(inner.name == "while" or calls_host(inner.eqn) for inner in e.inside())
 
 
 def _array(x: Any, aval: Any) -> Any:

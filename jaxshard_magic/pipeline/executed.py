@@ -191,9 +191,10 @@ class Pipeline:
         outs = [homes.sharding(v, loss.hub) for v in loss.made_by_hub]
         return Job(whole.results, (avals, given), (at, given_at), outs)
 
-    def compile(self) -> None:
-        """Compile everything and start the actors."""
-        self.programs = make(self.jobs())
+    def compile(self, *, calls_host: bool = False) -> None:
+        """Compile everything and start the actors; `calls_host`: the step calls functions of the host that may
+        raise."""
+        self.programs = make(self.jobs(), calls_host=calls_host)
         self._plans = [self._rank(rank, self.programs) for rank in range(len(self.ranks))]
         self._actors = [Actor(rank) for rank in range(len(self.ranks))]
 

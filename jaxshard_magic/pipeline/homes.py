@@ -1,6 +1,6 @@
 """Where every array of a split step lies: on the sub-mesh of a rank, as the plan of the whole step has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..plan import Plan, Share
+from ..plan import LeafPlan, Plan, Share
 from ..program.flops import Work, counted
 from ..program.flow import Flow
 from ..program.ir import Value
+from ..program.memory_kinds import memory_kind
+from ..program.roles import OPTIMIZER
 from ..strategies.layout import Layout, partition_spec
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
@@ -54,13 +56,24 @@ class Homes:
         for o, i in plan.state_pairs.items():
             self._join(split.leaves[i], split.outputs[o])
         self._of_kind: dict[Value, PartitionSpec] = {}
+        self._alone: dict[Value, PartitionSpec] = {}
+        self._memory: dict[Value, str] = {}  # the memory kinds of values on the host
         self._own: dict[Value, PartitionSpec] = {}
         for part, spec in zip(split.outputs, plan.out_specs, strict=True):
             self._own.update(dict.fromkeys(part.values, spec))
-        for part, spec in zip(split.leaves, plan.in_specs, strict=True):
+        for leaf, part in sorted(
+            zip(plan.leaves, split.leaves, strict=True), key=lambda pair: _follows(pair[0])
+        ):
             for v in part.values:
                 if program.shapes[v]:
-                    self._of_kind[self._kinds.of(v)] = spec
+                    kind = self._kinds.of(v)
+                    if not _follows(leaf) or kind not in self._of_kind:
+                        self._of_kind[kind] = leaf.spec
+        self._alone = dict(self._placed_alone())
+        kinds = ((v, memory_kind(aval)) for v, aval in enumerate(program.avals))
+        self._memory = {v: kind for v, kind in kinds if kind is not None}
+        for part, kind in zip(split.leaves, plan.in_memory or (None,) * len(split.leaves), strict=True):
+            self._memory.update(dict.fromkeys(part.values, kind) if kind is not None else {})
         for loss in split.losses:
             for i, v in loss.gradient_of.items():
                 self._own[v] = self.spec(loss.input_of[i])
@@ -71,32 +84,45 @@ class Homes:
                 if self.split.around.program.shapes[v]:
                     self._kinds.join(v, w)
 
+    def _placed_alone(self) -> Iterator[tuple[Value, PartitionSpec]]:
+        """Optimizer state that lies otherwise than the parameter of its kind, before the step and after it."""
+        becomes = {i: o for o, i in self.plan.state_pairs.items()}
+        for i, (leaf, part) in enumerate(zip(self.plan.leaves, self.split.leaves, strict=True)):
+            if _follows(leaf) and any(self.spec(v) != leaf.spec for v in part.values):
+                after = self.split.outputs[becomes[i]].values if i in becomes else ()
+                yield from ((v, leaf.spec) for v in (*part.values, *after))
+
     def spec(self, v: Value) -> PartitionSpec:
         """Of a value around the gradient calls."""
+        if v in self._alone:
+            return self._alone[v]
         return self._of_kind.get(self._kinds.of(v), self._own.get(v, PartitionSpec()))
 
     def sharding(self, v: Value, rank: int) -> NamedSharding:
         """Of a value around the gradient call, on a rank."""
-        return self.at(rank, self.spec(v))
+        return self.at(rank, self.spec(v), self._memory.get(v))
 
-    def at(self, rank: int, spec: PartitionSpec | None = None) -> NamedSharding:
-        """`spec` on a rank's sub-mesh; a copy on each of its devices without one."""
-        return NamedSharding(self.ranks.each[rank], PartitionSpec() if spec is None else spec)
+    def at(self, rank: int, spec: PartitionSpec | None = None, memory: str | None = None) -> NamedSharding:
+        """`spec` on a rank's sub-mesh, a copy on each of its devices without one; `memory`: of this kind."""
+        on = PartitionSpec() if spec is None else spec
+        return NamedSharding(self.ranks.each[rank], on, memory_kind=memory)
 
     def leaf(self, i: int, readers: Sequence[int]) -> NamedSharding:
         """Of an input of the step that the ranks `readers` have: on one of them, or on as many as it takes."""
         part, spec = self.split.leaves[i], self.plan.in_specs[i]
+        memory = self._memory.get(part.values[0])
         if len(part.values) == 1:
             first, last = (min(readers), max(readers)) if readers else (self.split.hub, self.split.hub)
-            return NamedSharding(self.ranks.between(first, last + 1), spec)
-        return self._of_pieces(part, spec)
+            return NamedSharding(self.ranks.between(first, last + 1), spec, memory_kind=memory)
+        return self._of_pieces(part, spec, memory)
 
     def output(self, o: int) -> NamedSharding:
         """Of an output of the step."""
         part, spec = self.split.outputs[o], self.plan.out_specs[o]
+        memory = self._memory.get(part.values[0])
         if len(part.values) > 1:
-            return self._of_pieces(part, spec)
-        return self.at(self.rank_of(next(iter(part.values))), spec)
+            return self._of_pieces(part, spec, memory)
+        return self.at(self.rank_of(next(iter(part.values))), spec, memory)
 
     def rank_of(self, v: Value) -> int:
         """Where a value around the gradient call lives; what is at no place of its own is with the loss."""
@@ -108,13 +134,17 @@ class Homes:
         sizes = {self.split.around.program.shapes[v][0] for v in part.values}
         return len(sizes) == 1 and ranks == list(range(ranks[0], ranks[0] + len(ranks)))
 
-    def _of_pieces(self, part: Part, spec: PartitionSpec) -> NamedSharding:
+    def _of_pieces(self, part: Part, spec: PartitionSpec, memory: str | None) -> NamedSharding:
         first = self.rank_of(part.values[0])
         if not self.even(part):
-            return self.at(first, spec)
-        return NamedSharding(
-            self.ranks.between(first, first + len(part.values)), PartitionSpec(self.ranks.axis, *spec[1:])
-        )
+            return self.at(first, spec, memory)
+        mesh = self.ranks.between(first, first + len(part.values))
+        return NamedSharding(mesh, PartitionSpec(self.ranks.axis, *spec[1:]), memory_kind=memory)
+
+
+def _follows(leaf: LeafPlan) -> bool:
+    """Return whether a leaf lies as a parameter does, unless it is placed by itself."""
+    return leaf.role == OPTIMIZER
 
 
 class Insides:

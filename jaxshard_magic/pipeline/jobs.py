@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
-from ..program.compiling import compile_lowered, compilers
+from ..program.callbacks import Callbacks
+from ..program.compiling import compile_lowered, compilers, jit
 from ..program.lines import lines_kept
+from ..program.memory_kinds import lowered_as
 from ..program.strict import quick_call
 from .loaded import compiled_like, likeness
 
@@ -34,17 +36,23 @@ class Job:
         return jax.tree.leaves((self.ins, self.outs))[0].mesh
 
     @property
+    def several(self) -> bool:
+        """Whether it runs on several devices."""
+        return any(x.mesh.size > 1 for x in jax.tree.leaves((self.ins, self.outs)))
+
+    @property
     def likeness(self) -> Hashable:
         """The same for jobs that are one program but for the devices that they run on."""
         types = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(self.avals)]
-        specs = [str(s.spec) for s in jax.tree.leaves((self.ins, self.outs))]
+        specs = [f"{s.spec} {s.memory_kind}" for s in jax.tree.leaves((self.ins, self.outs))]
         return id(self.run), tuple(types), tuple(specs), self.donate
 
     def lowered(self) -> Lowered:
         """The program before the compiler of its devices has seen it."""
-        jitted = jax.jit(self.run, in_shardings=self.ins, out_shardings=self.outs, donate_argnums=self.donate)
+        jitted = jit(self.run, in_shardings=self.ins, out_shardings=self.outs, donate_argnums=self.donate)
+        shapes, tree = jax.tree.flatten(self.avals)
         with lines_kept():
-            return jitted.lower(*self.avals)
+            return jitted.lower(*tree.unflatten(lowered_as(shapes, jax.tree.leaves(self.ins))))
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,13 @@ def made_elsewhere(
     return made
 
 
-def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
-    """All of them compiled, as many at a time as there are cores, and alike ones once where that can be."""
+def make(jobs: Mapping[Key, Job], *, calls_host: bool = False) -> dict[Key, Made]:
+    """All of them compiled, as many at a time as there are cores, and alike ones once where that can be. `calls_host`:
+    some may call functions of the host that raise."""
+    callbacks = {key: Callbacks() for key, job in jobs.items() if calls_host and job.several}
+    jobs = {**jobs} | {
+        key: replace(jobs[key], run=each.caught(jobs[key].run)) for key, each in callbacks.items()
+    }
     first: dict[Hashable, Future[Compiled]] = {}
     programs: dict[Key, Future[Compiled]] = {}
     with compilers() as pool:
@@ -89,8 +102,12 @@ def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
                 programs[key] = pool.submit(_after, first[like], lowered, job.mesh)
             else:
                 programs[key] = first[like] = pool.submit(compile_lowered, lowered)
-        made = {key: each.result() for key, each in programs.items()}
-    return {key: Made(c, _reads(c), quick_call(c)) for key, c in made.items()}
+        compiled = {key: each.result() for key, each in programs.items()}
+    made = {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
+    for key, each in callbacks.items():
+        if each.any and (call := made[key].call) is not None:
+            made[key] = replace(made[key], call=each.raising(call))
+    return made
 
 
 def _after(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:

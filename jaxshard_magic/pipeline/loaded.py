@@ -50,8 +50,12 @@ def compiled_like(lowered: Lowered, other: Compiled, mesh: Mesh) -> Compiled:
                 old,
                 xla_executable=devices[0].client.deserialize_executable(written, on, options),
                 device_list=on,
-                input_shardings=[NamedSharding(mesh, s.spec) for s in old.input_shardings],
-                output_shardings=[NamedSharding(mesh, s.spec) for s in old.output_shardings],
+                input_shardings=[
+                    NamedSharding(mesh, s.spec, memory_kind=s.memory_kind) for s in old.input_shardings
+                ],
+                output_shardings=[
+                    NamedSharding(mesh, s.spec, memory_kind=s.memory_kind) for s in old.output_shardings
+                ],
             ).load()
         except (AttributeError, TypeError, jax.errors.JaxRuntimeError):
             pass  # what it needs is private to jax, and gone or changed

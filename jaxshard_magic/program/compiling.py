@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from jax._src import api
 from jax.stages import Compiled, Lowered
 
 from ..temporary import Unfinished
 from .lines import lines_kept
+
+jit: Any = api.jit  # jax.jit may be another: Equinox's, which lowers nothing, under EQX_ON_ERROR=breakpoint
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, tree_flatten_with_path
 
 from ..errors import ShardError
+from .memory_kinds import memory_kind, on_host, shape_in
 from .trace import path_name
 from .unwrap import NUMBERS, Step
 
@@ -117,12 +118,11 @@ class Peeled:
         if self.nodes is not None:
             inside = nnx_calls().Inside(self.nodes, leaves[: self.node_leaves])
             full.update(zip(self.node_places, inside.roots, strict=True))
-        args, kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
-        args = list(args)
+        [*args], kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
         for i in sorted(k for k in self.statics if isinstance(k, int)):
             args.insert(i, self.statics[i])
         named = {k: v for k, v in self.statics.items() if isinstance(k, str)}
-        return self._close(self.step.inner(*args, **kwargs, **named), inside)
+        return self._close(on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host), inside)
 
     def _close(self, result: Any, inside: Any) -> tuple[list[Any], list[KeyPath], Result]:
         outs, paths, leaves, returned, returned_paths = [], [], [], [], []
@@ -224,19 +224,21 @@ def _is_traced(x: Any, step: Step) -> bool:
     return isinstance(x, _ARRAYS) or type(x) in step.numbers
 
 
-def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, dtype and weak type: what decides whether two calls run the same program."""
+def aval(x: Any) -> tuple[tuple[int, ...], Any, bool, str | None]:
+    """Shape, dtype, weak type and memory kind: what decides whether two calls run the same program."""
+    kind = memory_kind(x)
     if isinstance(x, jax.Array):
-        return x.shape, x.dtype, getattr(x, "weak_type", False)  # typed keys have none
+        return x.shape, x.dtype, getattr(x, "weak_type", False), kind  # typed keys have none
     if isinstance(x, jax.ShapeDtypeStruct):  # may have a dtype that an array would not get
-        return x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True), bool(x.weak_type)
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        return x.shape, dtype, bool(x.weak_type), kind
     of = jax.typeof(x)
-    return of.shape, of.dtype, of.weak_type
+    return of.shape, of.dtype, of.weak_type, kind
 
 
 def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """What to trace with: no array's sharding gets into the program."""
-    return [jax.ShapeDtypeStruct(s, d, weak_type=w) for s, d, w in map(aval, leaves)]
+    """What to trace with: no array's sharding gets into the program, but for the memory that it lies in."""
+    return [shape_in(*each) for each in map(aval, leaves)]
 
 
 def held_key(value: Any, names: frozenset[str] = frozenset(), depth: int = 3) -> Hashable:

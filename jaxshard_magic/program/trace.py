@@ -13,6 +13,7 @@ from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr, register_pyt
 
 from ..errors import ShardError
 from .hooks import Vjp, gradients_by
+from .memory_kinds import traced_as
 from .primitives import hoisted
 from .references import discharged
 
@@ -75,7 +76,7 @@ def trace(
         return outs
 
     with gradients_by(seen or marking):
-        closed = discharged(jax.make_jaxpr(flat)(*leaves))
+        closed = discharged(jax.make_jaxpr(flat)(*map(traced_as, leaves)))
     consts = tuple(closed.consts)
     if any(isinstance(x, jax.Ref) for x in consts):
         raise ShardError(

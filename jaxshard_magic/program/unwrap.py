@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax._src import api
 
 from ..errors import ShardError, no_step
+from .memory_kinds import HOST_KINDS
 
 NUMBERS = frozenset((bool, int, float, complex))
 MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
 _NO_AXIS = "_internal_pmap_axis_name"  # what jax names the axis of a pmap that was given no name
-_Pjit: Any = type(jax.jit(lambda: 0))
+_Pjit: Any = type(
+    api.jit(lambda: 0)
+)  # Equinox puts a function in the place of jax.jit under EQX_ON_ERROR=breakpoint
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Step:
     `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or
     donates; `donated_from` donates all positions from there on. `numbers` are the types of Python numbers
     that are traced: all under jit, none in a plain function. `graph`: NNX objects are changed in place;
-    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does.
+    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does. `on_host`:
+    a prefix of the result's tree, true for what the user's own jit puts on the host; None for nothing.
     """
 
     inner: Callable[..., Any]
@@ -47,6 +52,7 @@ class Step:
     numbers: frozenset[type] = frozenset()
     graph: bool = True
     pmap: Pmap | None = None
+    on_host: Any = None
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -98,7 +104,8 @@ def strip(fn: Callable[..., Any]) -> Step:
     _gives_results(f if isinstance(f, types.FunctionType) else getattr(f, "__wrapped__", f), name)
     if isinstance(f, _Pjit):
         static, donated = _jit_options(f)
-        return Step(f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False)
+        how = {"numbers": NUMBERS, "graph": False, "on_host": _on_host(f)}
+        return Step(f.__wrapped__, name, bound, names, static, donated, **how)
     if _is_pmap(f):
         if _is_pmap(f.__wrapped__):
             raise ShardError(
@@ -224,6 +231,13 @@ def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:
             f"this jax ({jax.__version__}) keeps a jitted function's static arguments where jaxshard_magic "
             "can't read them; shard the plain function, without jax.jit"
         ) from None
+
+
+def _on_host(f: Any) -> Any:
+    """Which results the `out_shardings` of a `jax.jit` function put on the host, as a prefix of their tree."""
+    info: Any = f._jit_info
+    kinds = [getattr(sharding, "memory_kind", None) in HOST_KINDS for sharding in info.out_shardings_leaves]
+    return info.out_shardings_treedef.unflatten(kinds) if any(kinds) else None
 
 
 def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:

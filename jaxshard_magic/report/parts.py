@@ -78,8 +78,9 @@ def part_at(place: Mapping[str, int], axes: Iterable[str], sizes: Mapping[str, i
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the step. `bytes_per_device` is what one device stores; `wanted` names mesh axes
-    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost.
+    """One array of the step. `bytes_per_device` is what one device stores, 0 where it lies on the host; `wanted`
+    names mesh axes that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that
+    cost.
 
     `within`: along these axes it lies only on the devices from the first index on, before the second; empty for a leaf
     that lies on the whole mesh. {"pipe": (2, 3)} is on stage 2 of a pipeline; with "pipe" in its spec, {"pipe": (1, 3)}
@@ -162,7 +163,8 @@ class Memory:
     None, and `live`, where the compiler does not tell."""
 
     per_device: tuple[DeviceMemory, ...]
-    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused"
+    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused";
+    # where it failed: "planned"
     buffers: tuple[Buffer, ...] | None = None
     others: tuple[int, ...] | None = None
     live: Live | None = None

@@ -20,6 +20,7 @@ JOBS = {
     "spmd": (),
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
+REPLICA = "replica"  # an axis of this name has copies: fsdp divides nothing over it unless it is told to, fsdp@replica
 AUTO = "auto"  # no strategy, but a search for one
 _EXAMPLE = {
     "data": "data=8",
@@ -81,9 +82,9 @@ def jobs_of(parts: tuple[Part, ...]) -> tuple[str, ...]:
 
 
 def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) -> dict[str, Axes]:
-    """The mesh axes of every part. dp leaves an axis named fsdp to fsdp when both are there; sp beside tp works on
-    tp's axes where the mesh has none for a sequence. pmap's are its own only where it names one. pp has one, of the
-    size `stages` where that is said.
+    """The mesh axes of every part. dp leaves to fsdp what that divides, where another axis is left for copies; fsdp
+    leaves `replica` whole. sp beside tp works on tp's axes where the mesh has none for a sequence. pmap's are its own
+    only where it names one. pp has one, of the size `stages` where that is said.
 
     Raises `ShardError` for a part without an axis, and for a pipeline's that does not fit.
     """
@@ -91,6 +92,8 @@ def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) ->
     if pipe is not None and pipe.axis is None and not axes_for(mesh, "pipeline"):
         raise _no_pipeline(parts, mesh, stages)
     axes = {p.name: _axes(p, mesh, parts) for p in parts if p.name not in ALONE or p.axis is not None}
+    copies = tuple(a for a in axes.get("dp", ()) if a not in axes.get("fsdp", ()))
+    axes |= {"dp": copies} if copies else {}
     if pipe is not None:
         _pipeline_fits(parts, axes, mesh, stages)
     return axes
@@ -114,7 +117,10 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
         return (part.axis,)
     jobs = JOBS[part.name]
     for job in jobs:
-        if found := axes_for(mesh, job):
+        found = axes_for(mesh, job)
+        if part.name == "fsdp":
+            found = tuple(axis for axis in found if axis.lower() != REPLICA)
+        if found:
             return found
     if part.name == "sp" and (beside := _beside(parts, "tp")) is not None:
         return _axes(beside, mesh, parts)

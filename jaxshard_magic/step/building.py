@@ -1,13 +1,13 @@
 """Making an `Entry`: one kind of call traced, planned, lowered and compiled."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from ..compiler_log import captured
@@ -16,18 +16,23 @@ from ..placing import put
 from ..plan import Plan
 from ..program import settings
 from ..program.batching.follow import told
-from ..program.compiling import compile_apart
+from ..program.callbacks import Callbacks, may_raise, with_errors_of_equinox
+from ..program.compiling import compile_apart, jit
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.ir import Program
 from ..program.lines import lines_kept
+from ..program.memory_kinds import lowered_as
 from ..program.peel import Peeled, specs
 from ..program.primitives import runs_on_one_device
 from ..program.strict import strict_call
-from ..program.trace import Traced
+from ..program.trace import Traced, path_name
 from ..request import GradientOptions, Request
-from ..targets import LIMIT_S, target_of
+from ..strategies.footprint import footprint
+from ..strategies.hold import Hold
+from ..targets import LIMIT_S, Built, CompilerFailed, Target, target_of
 from ..temporary import within
+from ..units import byte_text, limit_text
 from .attention import hint
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
@@ -45,9 +50,11 @@ def build_entry(
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     traces: Traces | None = None,
+    plan_stands: bool = False,
 ) -> Entry:
     """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
     `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
+    `plan_stands`: where that compiler fails, the entry has the plan alone.
 
     Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
     code passes through.
@@ -66,9 +73,9 @@ def build_entry(
     _has_order(traced, mesh)
     start = time.perf_counter()
     n = len(traced.consts)
-    shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
-    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
-    constants = specs(traced.consts)
+    shardings, outs = plan.in_shardings, plan.out_shardings
+    avals = lowered_as(avals, shardings[n:])
+    constants = lowered_as(specs(traced.consts), shardings[:n])
     carried = rewritten.carried if rewritten is not None else 0
     same_inputs = rewritten is None or not (carried or rewritten.added)  # as the user's trees have them
     whole = (
@@ -79,9 +86,12 @@ def build_entry(
         and _hold_anything(peeled.tree, result.tree)
     )
     lowered = _lower_whole if whole else _lower_flat
+    calls_host = target is None and may_raise(traced.closed)
+    callbacks = Callbacks(_taken_over(traced, donated)) if calls_host and mesh.size > 1 else None
+    failed = None
     with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
         with uncollected():
-            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
+            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks)
         if target is None:
             with beside(), captured() as log:
                 compiled = compile_apart(lowering)
@@ -89,9 +99,16 @@ def build_entry(
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))
             call = strict_call(compiled, tuple(weak))
+            call = call if callbacks is None else callbacks.raising(call)
+            call = as_equinox_raises(peeled, call) if calls_host else call
         else:
-            with beside():
-                compiled = elsewhere(lowering, target, mesh, compile_limit)
+            try:
+                with beside():
+                    compiled = elsewhere(lowering, target, mesh, compile_limit)
+            except CompilerFailed as error:
+                if not plan_stands:
+                    raise CompilerFailed(f"{error}{_by_its_plan(plan, n, donated, target)}") from error
+                compiled = Built(failed=(failed := str(error)))
             complaints, read, call = compiled.log, reads(lowering), None
     consts = put(traced.consts, shardings[:n]) if target is None else []
     if carried and call is not None:
@@ -108,7 +125,7 @@ def build_entry(
         shardings[n:],
         donated,
         step.trace_s,
-        time.perf_counter() - start,
+        time.perf_counter() - start if failed is None else None,
         read,
         file_of(peeled),
         complaints,
@@ -127,6 +144,33 @@ def _has_order(traced: Traced, mesh: Mesh) -> None:
         f"{told(program, e.index)} calls Python with ordered=True, which JAX does on one device alone, and the mesh "
         f"has {mesh.size}: leave ordered out (io_callback keeps its order on all of them)"
     )
+
+
+def _by_its_plan(plan: Plan, constants: int, donated: Sequence[int], target: Target) -> str:
+    """`. By its plan the step takes 11.2 GiB of a device's 15.75 GiB`; empty where the compiler decides the layout."""
+    if not isinstance(plan.run, Hold):
+        return ""
+    peak, has = (
+        footprint(plan.run, [constants + i for i in donated]).peak,
+        target.chip.usable or target.chip.hbm,
+    )
+    return f". By its plan the step takes {byte_text(peak)} of a device's {limit_text(has)}"
+
+
+def _taken_over(traced: Traced, donated: Sequence[int]) -> str | None:
+    """A line for a call that ends in an error, of a step that takes over the memory of some flat inputs."""
+    names = one_of(path_name(traced.in_paths[len(traced.consts) + i]) for i in donated)
+    line = f"The step had taken over the memory of {names}: these arrays are gone. --no-donate keeps them."
+    return line if donated else None
+
+
+def as_equinox_raises(peeled: Peeled, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` of a step's program, some of whose callbacks may raise, with the errors that the step itself has.
+
+    Under jax.jit and nnx.jit those of `equinox.error_if` stay as XLA has them; `equinox.filter_jit` rewords them, and
+    so does `error_if` in Python.
+    """
+    return call if peeled.step.numbers else with_errors_of_equinox(call)
 
 
 def _has_sums(options: GradientOptions, plan: Plan) -> None:
@@ -177,7 +221,7 @@ def _hold_anything(*trees: Any) -> bool:
     return True
 
 
-def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
     """Lowered for the user's own trees, which the compiled program then opens in C++."""
 
     def program(consts, args, kwargs):
@@ -185,15 +229,15 @@ def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, out
 
     program.__name__ = program.__qualname__ = peeled.step.name
     n = len(constants)
-    jitted = jax.jit(
-        program,
+    jitted = jit(
+        program if callbacks is None else callbacks.caught(program),
         in_shardings=(shardings[:n], *peeled.tree.unflatten(shardings[n:])),
         out_shardings=result.tree.unflatten(outs),
     )
     return jitted.lower(constants, *peeled.tree.unflatten(avals))
 
 
-def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
     n = len(constants)
     kept = [i for i in range(len(avals)) if i not in donated]
     back = [(*kept, *donated).index(i) for i in range(len(avals))]
@@ -204,7 +248,8 @@ def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs
 
     program.__name__ = program.__qualname__ = peeled.step.name
     places = tuple(shardings[n + i] for i in kept), tuple(shardings[n + i] for i in donated)
-    jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
+    program = program if callbacks is None else callbacks.caught(program)
+    jitted = jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
     return jitted.lower(constants, tuple(avals[i] for i in kept), tuple(avals[i] for i in donated))
 
 

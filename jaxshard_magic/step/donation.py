@@ -16,7 +16,7 @@ from ..program.trace import Traced
 def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
     """The flat inputs whose buffers an output can take: what the user's own jit says, and the step's state.
 
-    Each needs an output of its shape, dtype and spec, or XLA has no use for it. Under `jax_debug_nans` nothing is
+    Each needs an output of its shape, dtype and sharding, or XLA has no use for it. Under `jax_debug_nans` nothing is
     donated, as under `jax.jit`: the step may have to run again on its inputs.
     """
     if donate is False or reruns():
@@ -27,10 +27,11 @@ def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -
     if donate:
         wanted |= set(plan.state_pairs.values())
     written = set(traced.out_paths)
-    free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_specs, strict=True))
+    free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_shardings, strict=True))
+    places = plan.in_shardings
     chosen = []
     for i in sorted(wanted):
-        kind = (avals[i].shape, avals[i].dtype, plan.in_specs[i])
+        kind = (avals[i].shape, avals[i].dtype, places[i])
         stays = i - first < peeled.node_leaves and traced.in_paths[i] not in written
         if i >= first and free[kind] and not stays and not avals[i].weak_type:
             free[kind] -= 1

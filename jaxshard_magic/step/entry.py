@@ -47,7 +47,7 @@ class Entry:
     shardings: list[NamedSharding]
     donated: tuple[int, ...]
     trace_s: float
-    compile_s: float
+    compile_s: float | None  # None where the compiler failed
     reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
@@ -74,7 +74,7 @@ class Entry:
     @cached_property
     def out_shardings(self) -> list[NamedSharding]:
         """Where its flat outputs lie."""
-        return [NamedSharding(self.plan.mesh, spec) for spec in self.plan.out_specs]
+        return self.plan.out_shardings
 
     @property
     def order(self) -> list[int]:

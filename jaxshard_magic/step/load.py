@@ -15,9 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..compiler_log import captured
 from ..placing import whole as values
 from ..program import settings
-from ..program.compiling import compile_apart
+from ..program.compiling import compile_apart, jit
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.memory_kinds import lowered_as
 from ..program.peel import specs
 from ..program.routing import Route
 from ..strategies.hold import Hold
@@ -60,14 +61,14 @@ def counted(
     if not routes or not isinstance(plan.run, Hold):
         return {}
     say("counting the rows of experts")
-    shardings = [NamedSharding(plan.mesh, spec) for spec in plan.in_specs]
+    shardings = plan.in_shardings
     whole = NamedSharding(plan.mesh, PartitionSpec())
     inputs = [*entry.consts, *leaves]
     loads = Loads(plan.run.layout, routes, entry.real)
     with own_mesh(plan.mesh):
-        count = jax.jit(lambda *xs: loads(*xs), in_shardings=shardings, out_shardings=whole)
+        count = jit(lambda *xs: loads(*xs), in_shardings=shardings, out_shardings=whole)
         with uncollected():
-            lowering = count.lower(*specs(inputs))
+            lowering = count.lower(*lowered_as(specs(inputs), shardings))
         with captured():  # complaints are not of the step
             program = compile_apart(lowering)
     room, takes = entry.compiled.memory_analysis(), program.memory_analysis()

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from ..errors import ShardError
-from ..gradients.captures import needs, why_whole
-from ..gradients.rewrite import Rewritten, coupled, in_microbatches, whole_batch
+from ..gradients.captures import has_one_example, needs, why_whole
+from ..gradients.over_microbatches import coupled
+from ..gradients.rewrite import Rewritten, in_microbatches, whole_batch
 from ..plan import Finding
 from ..program.facts import Facts
 from ..program.peel import Peeled
@@ -50,6 +51,8 @@ def microbatched(
             return rewritten
         way, fix = f" In {parts} parts it has the numbers of a loop over them.", f"--microbatches {parts}"
         break
+    if has_one_example(captured, facts):
+        why, way, fix = "the batch has one example", "", None
     if (refused := pipeline.refused(stages, 1)) is not None:
         raise ShardError(
             f"--schedule {pipeline.schedule}: the batch is taken whole ({why}), and {refused.partition(';')[0]}; use "
@@ -68,7 +71,7 @@ def microbatched(
 def _numbers(size: int | None, shards: int, stages: int, pipeline: PipelineOptions) -> list[int]:
     """How many microbatches to try: the most, and the most of several examples on each shard, since code may take an
     array of one for no array."""
-    if size is None:
+    if size is None or size == 1:
         return []
     first = default_microbatches(size, shards, stages, pipeline)
     several = possible_microbatches(size, 2 * shards, stages, pipeline)

@@ -24,6 +24,7 @@ from ..pipeline.split import Split
 from ..placing import put
 from ..plan import Finding, Plan
 from ..program.batching.follow import told
+from ..program.callbacks import may_raise
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
@@ -36,12 +37,12 @@ from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from ..temporary import within
 from .attention import Way, with_attention
-from .building import file_of
+from .building import as_equinox_raises, file_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, kind
 from .microbatches import microbatched
-from .planned import own_mesh, traced
+from .planned import own_mesh, traced, with_memory_kinds
 from .tracing import Traces, captured_at, scans_in_blocks
 
 
@@ -137,6 +138,7 @@ def split_call(
     )
     findings = (*call.findings, *rewritten.findings, *left_out, *_whole(split))
     decided = replace(decided, findings=(*decided.findings, *findings))
+    decided = with_memory_kinds(decided, facts.traced, peeled.leaves)
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
@@ -189,20 +191,21 @@ def _compiled(
     n = len(constants)
     taken = [n + i for i in donated]
     pipeline = call.pipeline(taken=taken)
+    calls_host = target is None and may_raise(call.traced.closed)
     if options.balance == "measured":
         if target is not None:
             raise ShardError(
                 f"--balance measured: {target.name} is not attached; leave it out to balance FLOPs"
             )
         say("measuring the stages")
-        pipeline.compile()
+        pipeline.compile(calls_host=calls_host)
         pipeline = call.pipeline([Wish(options.cut, each) for each in unit_seconds(pipeline)], taken)
     say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
     if target is None:
         with beside(), captured() as log:
-            pipeline.compile()
+            pipeline.compile(calls_host=calls_host)
         complaints += log.messages
     else:
         with beside(), canonical():
@@ -211,13 +214,16 @@ def _compiled(
                 lambda done: say(f"compiling for {target.name}: {done}"),
             )
     shardings = [leaf.sharding for leaf in pipeline.leaves]
+    run = _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None
+    if run is not None and calls_host:
+        run = as_equinox_raises(peeled, run)
     return PipedEntry(
         call.traced,
         replace(call.plan, mesh=request.mesh, shares=None),  # those of a whole model on one rank
         pipeline,
         call.result,
         peeled.tree,
-        _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None,
+        run,
         False,
         put(constants, shardings[:n]) if target is None else [],
         shardings[n:],

@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.memory_kinds import memory_kind
 from ..program.peel import Peeled, Result, specs
 from ..program.thread_state import Entered
 from ..program.trace import Traced
@@ -67,6 +68,7 @@ def planned(
     with own_mesh(request.mesh):
         way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
     call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
+    decided = with_memory_kinds(decided, facts.traced, peeled.leaves)
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -118,6 +120,17 @@ def traced(
     if traces is None or request.per_device:
         return trace_call(peeled, request)
     return traces.of(peeled, request)
+
+
+def with_memory_kinds(plan: Plan, traced: Traced, leaves: Sequence[Any]) -> Plan:
+    """Return `plan` with the memory kinds of inputs, as the flat arguments `leaves` have them, and of outputs, as the
+    step `traced` for them puts them."""
+    inputs = tuple(map(memory_kind, (*traced.consts, *leaves)))
+    outputs = tuple(map(memory_kind, traced.closed.out_avals))
+    if not any((*inputs, *outputs)):
+        return plan
+    rows = tuple(replace(leaf, memory=kind) for leaf, kind in zip(plan.leaves, inputs, strict=True))
+    return replace(plan, leaves=rows, in_memory=inputs, out_memory=outputs)
 
 
 def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

@@ -40,6 +40,7 @@ class Programs:
         self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
+        self.plan_stands = False  # where a compiler fails, reports tell of the plan
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self._entries: dict[Hashable, Entry] = {}
         self._current: Entry | None = None
@@ -114,7 +115,9 @@ class Programs:
         if self._current is None or self._current.call_of is None:
             raise ShardError(f"{self.name} has no call with options to compile otherwise")
         with self._lock:
-            return self._built(self._current.call_of, replace(self.request, gradients=options))
+            return self._built(
+                self._current.call_of, replace(self.request, gradients=options), plan_stands=False
+            )
 
     def _entry(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], meeting: OnHosts | None = None
@@ -167,7 +170,7 @@ class Programs:
         return self._hosts.built(self._build, self.say, peeled)
 
     def _build(self, peeled: Peeled) -> Entry:
-        entry = self._built(peeled, self.request)
+        entry = self._built(peeled, self.request, plan_stands=self.plan_stands)
         if self.read_ahead:
             from ..analysis.summary import reading_of
 
@@ -175,7 +178,7 @@ class Programs:
             reading_of(entry)
         return entry
 
-    def _built(self, peeled: Peeled, request: Request) -> Entry:
+    def _built(self, peeled: Peeled, request: Request, *, plan_stands: bool) -> Entry:
         how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
         how["traces"] = self.traces
         with interruptible():
@@ -183,7 +186,7 @@ class Programs:
                 from .pipelined import build_pipelined
 
                 return build_pipelined(peeled, request, **how)
-            return build_entry(peeled, request, **how)
+            return build_entry(peeled, request, plan_stands=plan_stands, **how)
 
     def say(self, doing: str) -> None:
         """Tell `progress` what is being done; "" ends the wait."""

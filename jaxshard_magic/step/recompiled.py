@@ -41,7 +41,7 @@ def recompiled(before: Entry, now: Entry, call: int) -> Recompiled:
     told = told or ["a setting of JAX, or the objects that hold the arrays, changed"]
     _, at = users_frame(sys._getframe())
     file, line = at or (None, None)
-    seconds = now.trace_s + now.compile_s
+    seconds = now.trace_s + (now.compile_s or 0.0)
     rows = _rows(before, now, changed) if batch.issuperset(changed) else None
     more = len(told[MOST:])
     return Recompiled(

@@ -180,9 +180,10 @@ class OnHosts:
         if any(i >= len(whole) or dim >= len(whole[i][0]) for i, dim in rows.items()):
             return None
         for i, dim in rows.items():
-            shape, dtype, weak = whole[i]
+            shape, dtype, weak, memory = whole[i]
             if is_part(peeled.leaves[i]):
-                whole[i] = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :]), dtype, weak
+                shape = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :])
+                whole[i] = shape, dtype, weak, memory
         return peeled.keys_with(whole)
 
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
@@ -246,7 +247,7 @@ def on_hosts(request: Request) -> OnHosts | None:
 
 
 def _leaf(path: str, x: Any) -> Leaf:
-    shape, dtype, _ = aval(x)
+    shape, dtype, *_ = aval(x)
     return path, str(dtype), list(shape), is_part(x)
 
 

@@ -259,13 +259,19 @@ def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:
     Raises `ShardError` for a step that can't be traced for other numbers of examples.
     """
     assert call.captured is not None
-    padded, part = (_captured_at(peeled, shapes, call) for shapes in (needs.padded, needs.part))
-    return Captures(call.captured, needs, padded, part, call.mapped)
+    padded, part = (
+        None if shapes is None else _captured_at(peeled, shapes, call)
+        for shapes in (needs.padded, needs.part)
+    )
+
+    def twice() -> tuple[Traced, Traced]:
+        small, large = (_captured_at(peeled, shapes, call) for shapes in needs.twice)
+        return small, large
+
+    return Captures(call.captured, needs, padded, part, call.mapped, twice if needs.twice else None)
 
 
-def _captured_at(peeled: Peeled, shapes: Shapes | None, call: TracedCall) -> Traced | None:
-    if shapes is None:
-        return None
+def _captured_at(peeled: Peeled, shapes: Shapes, call: TracedCall) -> Traced:
     try:
         captured = captured_at(peeled, shapes.avals, call.mapped, call.blocks)
         return captured if call.home is None else call.home(captured)[0]

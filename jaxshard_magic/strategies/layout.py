@@ -19,6 +19,7 @@ from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
+from ..specs import Placement
 from .sorting import Sorting, find_sorting
 from .tables import with_tables
 
@@ -70,8 +71,9 @@ class Layout:
     `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
     dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
-    `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `names`,
-    `why` and `wanted` are kept per input.
+    `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `fixed`: who
+    placed a dimension at rest; `alone`: optimizer state that the user placed, which its parameter does not follow.
+    `names`, `why` and `wanted` are kept per input.
     """
 
     program: Program
@@ -93,6 +95,7 @@ class Layout:
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
+    alone: dict[Value, Placement] = field(default_factory=dict)
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
     findings: list[Finding] = field(default_factory=list)
@@ -118,6 +121,8 @@ class Layout:
 
     def at_rest(self, value: Value) -> Spec:
         """A parameter, its moments and its gradient between uses."""
+        if value in self.alone:
+            return [*self.alone[value].spec]
         return self._unique([self.stored.get(c, ()) for c in self.storage.of(value)])
 
     def in_use(self, value: Value) -> Spec:
@@ -237,6 +242,8 @@ class Layout:
 
     def fixed_by(self, value: Value) -> str | None:
         """Who gave the placement of `value`, or of a parameter that it follows."""
+        if value in self.alone:
+            return self.alone[value].source
         return next((self.fixed[c] for c in self.storage.of(value) if c in self.fixed), None)
 
     def batchy(self, value: Value | None) -> bool:

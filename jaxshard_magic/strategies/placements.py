@@ -7,6 +7,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, none_of, one_of
 from ..mesh_text import job_of
+from ..program.roles import OPTIMIZER
 from ..program.trace import Traced, is_closed_over, path_name
 from ..request import Request
 from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
@@ -50,10 +51,17 @@ def dims_over(
 
 
 def apply_placements(layout: Layout, placed: Mapping[int, Placement]) -> None:
-    """Fix the storage of what the user placed, and divide what lies over tensor axes inside the step as well."""
+    """Fix the storage of what the user placed, and divide what lies over tensor axes inside the step as well.
+
+    Moments and gradients follow their parameter; a moment that is placed is placed alone.
+    """
     for i, g in placed.items():
         value = layout.program.inputs[i]
         if i not in layout.roles.stored:
+            continue
+        if layout.roles.of[i] == OPTIMIZER:
+            layout.alone[value] = g
+            layout.why[i].append(g.source)
             continue
         for d, (c, axes) in enumerate(zip(layout.storage.of(value), g.spec, strict=True)):
             layout.stored[c] = axes

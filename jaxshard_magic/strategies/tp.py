@@ -10,11 +10,13 @@ experts makes of it.
 import itertools
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.dimensions import Dimensions
 from ..program.flow import by_alias
+from ..program.ir import Value
 from ..program.products import Product, products
 from ..program.roles import PARAMS
 from .fsdp import SMALL
@@ -169,24 +171,38 @@ def _say_split(layout: Layout, axes: Axes) -> None:
     split, and the parts do not lie where they are used."""
     program, over = layout.program, "+".join(axes)
     split: set[int] = set()
+    parts: list[Value] = []
     for e in program.equations:
         operand = e.ins[0] if e.name in ("split", "slice") else None
         if operand is not None and layout.batchy(operand):
             whole, part = program.shapes[operand], program.shapes[e.outs[0]]
             classes = layout.dims.of(operand)
-            split |= {
+            apart = {
                 c for c, a, b in zip(classes, whole, part, strict=True) if a != b and layout.tensor.get(c)
             }
+            split |= apart
+            parts += e.outs if apart else ()
     weights = [i for i in layout.roles.stored if layout.roles.of[i] == PARAMS]
     fused = [i for i in weights if split & set(layout.dims.of(program.inputs[i]))]
     if fused:
         sizes = " x ".join(map(str, program.shapes[program.inputs[fused[0]]]))
+        by_head = ", nor one laid out by head" if _meet_by_head(layout, parts) else ""
         also = f" and {len(fused) - 1} more" if len(fused) > 1 else ""
         message = (
             f"What a weight of {sizes}{also} gives is divided over {over} and then split into parts, which do not "
-            "lie where they are used: activations move. Separate weights move nothing, nor one laid out by head."
+            f"lie where they are used: activations move. Separate weights move nothing{by_head}."
         )
         layout.findings.append(Finding("fused-split", "info", message))
+
+
+def _meet_by_head(layout: Layout, values: Sequence[Value]) -> bool:
+    """Return whether activations made of `values`, before any weight meets them, are multiplied with each other in a
+    product that goes over examples and heads side by side."""
+    met = layout.flow.forward(values, lambda _w, _v, e: e is None or not e.primitive.product)
+    return any(
+        e.contraction is not None and len(e.contraction.batch) > 1 and met.issuperset(e.ins[:2])
+        for e in layout.program.equations
+    )
 
 
 def _nothing_divides(layout: Layout, found: list[Product], axes: Axes) -> str:

@@ -16,13 +16,14 @@ from ..hardware import Chip, chip
 from . import cache as kept
 from . import gpu, tpu
 from .built import Built
-from .compiler import LIMIT_S, Compiler, given_up
+from .compiler import LIMIT_S, Compiler, CompilerFailed, given_up
 from .slices import written
 from .worker import Failed, Job, load
 
 __all__ = [
     "LIMIT_S",
     "Built",
+    "CompilerFailed",
     "Target",
     "compiled",
     "compiler_of",
@@ -128,7 +129,7 @@ def compiled(
 
     `program`: a StableHLO module as bytecode; `order`: the ids of the target's devices in the order of the mesh.
     One that the target has no room for is compiled for `Target.roomier` too. Raises `ShardError` for a program that
-    the compiler refuses for another reason, at `limit_s` seconds, and where its process dies.
+    the compiler refuses for another reason, and `CompilerFailed` at `limit_s` seconds and where its process dies.
     """
     built = _compiled(target, program, order, tupled, limit_s)
     larger = target.roomier()

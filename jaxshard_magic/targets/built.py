@@ -22,6 +22,7 @@ class Built:
     `stats` is None where the compiler gave no figures. `proto` is XLA's `HloProto`, with the module and where each of
     its arrays lies, as it is serialized; empty where the compiler wrote none. `refused`: what the target's compiler
     said when it had no room; then the rest comes from the compiler of `stand_in`, or is empty where that is None.
+    `failed`: how the compiler came to an end without an answer; all else is empty then.
     `log`: what the compiler complained of. `seconds` is the compiler's time.
     """
 
@@ -32,6 +33,7 @@ class Built:
     seconds: float = 0.0
     refused: str | None = None
     stand_in: str | None = None
+    failed: str | None = None
 
     def as_text(self) -> str:
         """The compiled program as HLO text, as `jax.stages.Compiled` has it."""

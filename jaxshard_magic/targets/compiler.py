@@ -25,12 +25,21 @@ from .worker import IDLE_S, Failed, Job
 LIMIT_S = 1800.0
 _TICK_S = 0.1  # between looks whether the user has interrupted
 _START = "from jaxshard_magic.targets.worker import main; main()"  # as __main__, its classes would be others than ours
-_CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages")
+_CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages|@ +0x|\*\*\* |=== |\S+\.cc:\d+$")
+_FATAL = re.compile(r"F\d{4} |Fatal|terminate called|\w*(Error|Exception)\b")
+_MOST = 300  # characters of a compiler's last words
+_SMALLER = (
+    ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
+)
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 # Whether what this thread has compiled is no longer wanted; looked at while it waits.
 given_up: ContextVar[Callable[[], bool]] = ContextVar("given_up", default=lambda: False)
+
+
+class CompilerFailed(ShardError):
+    """The compiler's process came to an end without an answer, or had to be stopped at its limit."""
 
 
 class Compiler:
@@ -68,7 +77,7 @@ class Compiler:
         """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good; so it is
         once `given_up` says that nobody wants the answer.
 
-        Raises `ShardError` at the limit, where it is given up, and where the process ends by itself.
+        Raises `CompilerFailed` at the limit and where the process ends by itself, `ShardError` where it is given up.
         """
         with Held(self._lock):
             alive = self._alive()
@@ -139,7 +148,7 @@ class Compiler:
                 if given_up.get()():
                     raise ShardError("the compiler was stopped: nobody waits for its answer any more")
                 if time.monotonic() > until:
-                    raise ShardError(
+                    raise CompilerFailed(
                         f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over "
                         "its layers compiles faster; %config ShardSession.compile_limit = SECONDS allows more"
                     )
@@ -153,10 +162,22 @@ class Compiler:
         if self._process is None:
             return ShardError("the compiler was stopped before it had finished")
         self._log.seek(0)
-        said = (line.strip() for line in self._log.read().decode(errors="replace").splitlines())
-        lines = [line for line in said if line and not _CHATTER.match(line)]
-        last = f"; its last words: {lines[-1]}" if lines else ""
-        return ShardError(f"the compiler's process ended {_way_of(self._process.wait())}{last}")
+        last = _last_words(self._log.read().decode(errors="replace"))
+        said, code = f"; its last words: {last}" if last else "", self._process.wait()
+        smaller = _SMALLER if code < 0 else ""  # by a signal, at work
+        return CompilerFailed(f"the compiler's process ended {_way_of(code)}{said}{smaller}")
+
+
+def _last_words(log: str) -> str:
+    r"""The line of a log that says what went wrong: the last fatal one, else the last that is no chatter nor a frame.
+
+    >>> _last_words("W0101 slow\nF0101 pass.cc:7] Check failed: n < 8\n*** Check failure stack trace: ***\n  @ 0x7f")
+    'F0101 pass.cc:7] Check failed: n < 8'
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    lines = [line for line in lines if line and not _CHATTER.match(line)]
+    fatal = [line for line in lines if _FATAL.match(line)]
+    return (fatal or lines or [""])[-1][:_MOST]
 
 
 def _way_of(code: int) -> str:

@@ -20,6 +20,7 @@ from .find import find_step as find_step
 from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths
 from .lines import drawn_alone as drawn_alone
+from .lines import drawn_as_line as drawn_as_line
 from .lines import let_go as let_go
 from .lines import own_lines as own_lines
 from .names import variables as variables

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = str(Path(__file__).parents[2])
+_OF_CALLBACKS = str(Path(_PACKAGE) / "program" / "callbacks.py")  # raises what functions of the user's raised
 _DRAW = "_render_traceback_"  # what IPython calls, where an error has it
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
@@ -22,7 +23,8 @@ def own_lines(traceback: types.TracebackType | None) -> types.TracebackType | No
         frames.append(traceback)
         traceback = traceback.tb_next
     last = max((at for at, frame in enumerate(frames) if _is_users(frame.tb_frame)), default=-1)
-    kept, raised_here = None, bool(frames) and is_ours(frames[-1])
+    inner = frames[-1].tb_frame.f_code.co_filename if frames else ""
+    kept, raised_here = None, inner.startswith(_PACKAGE) and inner != _OF_CALLBACKS
     for at, frame in reversed(list(enumerate(frames))):
         if (raised_here and at > last) or not is_ours(frame):
             line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
@@ -40,9 +42,15 @@ def drawn_alone(shell: Any, error: BaseException) -> None:
         setattr(error, _DRAW, lambda: drawn(type(error), error, traceback, tb_offset=0))
 
 
+def drawn_as_line(error: BaseException) -> None:
+    """Have IPython draw `error` as one line, without a traceback. It is to be `let_go` as well."""
+    with suppress(AttributeError, TypeError):
+        setattr(error, _DRAW, lambda: [f"{type(error).__name__}: {error}"])
+
+
 def let_go(error: BaseException) -> None:
-    """Undo `drawn_alone`, and have our functions, and those of libraries that they called, hold nothing any more:
-    Python and IPython keep the last error, which would keep the arguments of a step on the devices."""
+    """Undo `drawn_alone` and `drawn_as_line`, and have our functions, and those of libraries that they called, hold
+    nothing any more: Python and IPython keep the last error, which would keep a step's arguments on the devices."""
     for each in _chain(error):
         getattr(each, "__dict__", {}).pop(_DRAW, None)
         in_ours = False
@@ -52,9 +60,7 @@ def let_go(error: BaseException) -> None:
             if in_ours and not waits and not _is_users(frame):
                 with suppress(RuntimeError):  # it runs still
                     frame.clear()
-                    _ = (
-                        frame.f_locals
-                    )  # up to Python 3.12 a copy, which IPython has had made, and which is renewed
+                    _ = frame.f_locals  # renewed: up to Python 3.12 a copy, which IPython has had made
 
 
 def _frames(traceback: types.TracebackType | None) -> list[types.FrameType]:

@@ -71,7 +71,7 @@ def follow(
     >>> follow(trace(2), trace(8), {1: 0}).outputs
     (Sum(scale=Fraction(1, 4)),)
     """
-    ratio = _ratio(small, large, batch)
+    ratio = growth(small, large, batch)
     _same_form(small, large)
     orders = Orders(small), Orders(large)
     first = _followed(Walk(small, large, ratio, frozenset(), orders), batch)
@@ -113,7 +113,8 @@ def told(program: Program, cause: int) -> str:
     return name
 
 
-def _ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
+def growth(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
+    """By what factor the batch of `large` is that of `small`; `batch` as of `follow`."""
     ratios = {}
     for i, label in batch.items():
         dim = label.dim if isinstance(label, Rows) else label
@@ -131,18 +132,22 @@ def _ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> 
     return next(iter(ratios.values()))
 
 
-def _same_form(small: Program, large: Program) -> None:
-    """Raise ShardError unless both programs are the same but for sizes and numbers."""
+def other_form(small: Program, large: Program) -> str | None:
+    """Where two programs are not the same but for sizes and numbers; None where they are."""
     for e, f in zip(small.equations, large.equations, strict=False):
         if (e.name, e.ins, e.outs) != (f.name, f.ins, f.outs):
-            raise ShardError(
-                f"the function is another one for another batch size: {told(small, e.index)} against "
-                f"{told(large, f.index)}; it must not decide in Python by the size of the batch, nor loop over examples"
-            )
+            return f"{told(small, e.index)} against {told(large, f.index)}"
     if len(small.equations) != len(large.equations) or small.outputs != large.outputs:
+        return f"{len(small.equations)} operations against {len(large.equations)}"
+    return None
+
+
+def _same_form(small: Program, large: Program) -> None:
+    """Raise ShardError unless both programs are the same but for sizes and numbers."""
+    if (other := other_form(small, large)) is not None:
         raise ShardError(
-            f"the function is another one for another batch size: {len(small.equations)} operations against "
-            f"{len(large.equations)}; it must not decide in Python by the size of the batch, nor loop over examples"
+            f"the function is another one for another batch size: {other}; it must not decide in Python by the size of "
+            "the batch, nor loop over examples"
         )
 
 

@@ -107,7 +107,14 @@ class Site:
     def same_params(self) -> bool:
         """Do both programs give the equation the same numbers beside its operands?"""
         f = self.f.params
-        return all(f.get(k) == x for k, x in self.params.items() if isinstance(x, (int, float, str, tuple)))
+        return all(
+            _same(f.get(k), x) for k, x in self.params.items() if isinstance(x, (int, float, str, tuple))
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two parameters are equal. NaN is one: `jnp.take` fills with it."""
+    return a == b or (a != a and b != b)
 
 
 def common(labels: Iterable[Label]) -> int | None:

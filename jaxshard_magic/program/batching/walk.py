@@ -73,7 +73,7 @@ class Walk:
         for v, label in zip(small.ins, ins, strict=True):
             self.of[v] = label
         for v, a, b in zip(small.const_values, small.consts, large.consts, strict=True):
-            self.of[v] = _held(a, b, self.ratio)
+            self.of[v] = held(a, b, self.ratio)
         for e, f in zip(small.equations, large.equations, strict=True):
             self.equation(e, f)
         outs = zip(small.outs, small.jaxpr.outvars, large.jaxpr.outvars, strict=True)
@@ -270,7 +270,7 @@ def _outside(label: Label) -> Label:
     return label
 
 
-def _held(small: Any, large: Any, ratio: Fraction) -> Label:
+def held(small: Any, large: Any, ratio: Fraction) -> Label:
     """The label of an array that the programs hold; along a batch, only one that is the same for all examples."""
     if small is large:
         return CONSTANT

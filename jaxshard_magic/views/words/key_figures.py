@@ -53,7 +53,7 @@ def _peak_figure(report: Report) -> Figure:
         return Figure("peak memory", "peak", UNKNOWN, "not known")
     groups = device_memory.groups(memory)
     top = groups[0]
-    source = "measured" if memory.source == "measured" else "computed"
+    source = {"measured": "measured", "planned": "predicted"}.get(memory.source, "computed")
     if top.most.peak is None:
         arrays = byte_text(device_memory.bytes_at_peak(top.most))
         return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {arrays}")

@@ -144,7 +144,9 @@ def run_notes(report: Report) -> list[str]:
     kept = report.checkpoints
     if not report.of_step or ran(report) or (kept is not None and kept.resumed is not None):
         return []
-    return [f"Not run: {'compiled only; ' * _known(report)}your variables are as they were."]
+    planned = report.memory is not None and report.memory.source == "planned"
+    how = "planned only; " if planned else "compiled only; " * _known(report)
+    return [f"Not run: {how}your variables are as they were."]
 
 
 def _known(report: Report) -> bool:
@@ -164,6 +166,8 @@ def origin_notes(report: Report) -> list[str]:
                 f"this CPU, and {how}."
             )
     elif report.mesh.source == "topology":
+        if report.memory is not None and report.memory.source == "planned":
+            return ["The chip's compiler failed: every figure is predicted from the plan."]
         lines.append("Every figure is computed from the compiled program or predicted.")
         _, refused, stand_in = (report.memory.source if report.memory else "").partition("compiled for ")
         if refused:

@@ -81,17 +81,19 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
         return True, []
     groups, most = device_memory.groups(report.memory), device_memory.limit(report.memory)
     top, place = groups[0].most, where(groups)
-    ok = True
+    planned = report.memory.source == "planned"
+    ok, by_its_plan = True, ", by its plan" * planned
     if top.peak is None:
         word = "Peak memory not known:"
         size = f"the arrays take {byte_text(device_memory.bytes_at_peak(top))}"
     elif most is None:
         word, size = "No memory limit here:", byte_text(top.peak)
     elif top.peak > most:
-        ok, word = False, "Does not fit:"
+        ok, word = False, f"{'Would' if planned else 'Does'} not fit{by_its_plan}:"
         size = f"{of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
     else:
-        word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
+        fits_now = ran(report) and report.mesh.source != "simulated"
+        word = "Fits:" if fits_now else f"Would fit{by_its_plan}:"
         size = of_limit(top.peak, most)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
     copy = report.checkpoints.copy if report.checkpoints is not None else None
