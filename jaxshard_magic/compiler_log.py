@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from .temporary import Held, Temporary
+from .temporary import Held, Temporary, done_whole
 
 TICK = 0.1  # seconds between looks at the file
 
@@ -89,11 +89,8 @@ class _Redirect(Temporary):
         if self.turned:
             return
         _flush()
-        if self._meant is None:
-            self._meant = os.fdopen(os.dup(2), "wb", buffering=0)
         if self._file is None:
-            # A file and no pipe: it never fills up, so that nobody waits for a reader.
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+            self._meant, self._file = done_whole(_opened)
         threading.Thread(target=self._watch, name="jaxshard compiler log", daemon=True).start()
         self.turned = True
         os.dup2(self._file.fileno(), 2)
@@ -176,6 +173,12 @@ def _leave(capture: Capture) -> None:
             return
         _redirect.end()
         _redirect = None
+
+
+def _opened() -> tuple[Any, Any]:
+    """What descriptor 2 is, and a file for it to be meanwhile: no pipe, which fills up, so that nobody waits for a
+    reader. An interrupt between a descriptor and the object that closes it would leave the descriptor."""
+    return os.fdopen(os.dup(2), "wb", buffering=0), tempfile.TemporaryFile(buffering=0)
 
 
 def _flush() -> None:
