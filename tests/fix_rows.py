@@ -162,6 +162,7 @@ x = Batch(x)
 # Fixes that are for the machine, or that say in words what code is to become.
 WITHOUT_A_CELL: Mapping[str, str] = {
     "history.database._unkept": "an upgrade of the package",
+    "history.store._damaged": "a row of the history that is damaged on disk",
     "report.written._other": "an upgrade of the package",
     "packages.data_frame": "pandas is not installed",
     "targets.gpu._without": "the compiler is not installed",
