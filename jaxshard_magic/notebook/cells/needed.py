@@ -9,7 +9,7 @@ from functools import cached_property
 from types import ModuleType, NoneType
 from typing import Any
 
-from ...introspect import is_a
+from ...introspect import is_a, static_attribute
 from .statements import Calls, Statement, Unit, root_of
 
 # What changes all that runs after it, and, of modules that are read, the attributes that do.
