@@ -133,7 +133,7 @@ ROWS: Sequence[Refused] = (
         slow=True,
     ),
     Refused(
-        "program.peel._refuse",
+        "program.refused.refuse",
         "jax.tree_util.register_dataclass(Batch)",
         "dp",
         STEP.replace("(params, x)\n", "(params, x.x)\n") + RUN,
@@ -144,6 +144,26 @@ from dataclasses import dataclass
 class Batch:
     x: jax.Array
 x = Batch(x)
+""",
+        pasted="above",
+    ),
+    Refused(
+        "program.refused.refuse_result",
+        "jax.tree_util.register_dataclass(Result)",
+        "dp",
+        """
+def train_step(params, x):
+    loss, grads = jax.value_and_grad(loss_fn)(params, x)
+    return Result(grads, loss)
+result = train_step(params, x)
+""",
+        DATA
+        + """
+from dataclasses import dataclass
+@dataclass
+class Result:
+    grads: list
+    loss: jax.Array
 """,
         pasted="above",
     ),
@@ -174,6 +194,7 @@ WITHOUT_A_CELL: Mapping[str, str] = {
     "mesh.choose": "another mesh beside an accelerator",
     "explorer.place._too_few": "a mesh of an explorer, which a cell makes for itself",
     "program.untraceable.explained": "says in words what a line of the step is to become",
+    "notebook.cells.code.parse": "a magic whose place is the cell's first line; test_step_of_the_cell has it",
     "notebook.cells.find._holds_loop": "how the function that is to be written begins",
     "notebook.cells.room.__exit__": "how a state is made of shapes; only where memory runs out",
     "step.together._different": "of several hosts",

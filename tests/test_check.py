@@ -40,13 +40,13 @@ class Spoiled(ShardedStep):
         super().__init__(fn, request)
         self._spoil = spoil
 
-    def _built(self, peeled, request):
+    def _built(self, peeled, request, **how):
         def spoiled(facts, request):
             right, names = strategies.plan(facts, request), [path_name(p) for p in facts.traced.out_paths]
             return replace(right, run=lambda *xs: list(map(self._spoil, names, right.run(*xs))))
 
         with mock.patch.object(planned, "plan", spoiled):
-            return super()._built(peeled, request)
+            return super()._built(peeled, request, **how)
 
 
 adam = optax.adam(1e-2)

@@ -214,7 +214,7 @@ def test_a_search_traces_the_step_no_more_often_than_its_most_demanding_strategy
             return step(params, batch)
 
         jaxshard_magic.choose(
-            counted, shapes(), mesh="cpu:8 data=8", among=among, plan_only=True, budget=None
+            jax.jit(counted), shapes(), mesh="cpu:8 data=8", among=among, plan_only=True, budget=None
         )
         return count
 

@@ -157,7 +157,7 @@ def test_a_pipeline_takes_as_many_parts_as_divide_a_small_batch(loss, x, parts):
     piped = ran(loss, x, "pp", "pipe=2")
     report = piped.report()
     assert report.pipeline.microbatches == parts
-    assert not [a for a in report.advice if a.code == "microbatches"]
+    assert not [a for a in report.advice if a.code == "whole-batch"]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_a_pipeline_takes_as_many_parts_as_divide_a_small_batch(loss, x, parts):
     ],
 )
 def test_a_batch_that_stays_whole_is_not_blamed_on_the_loss(loss, x, why):
-    (said,) = [a for a in ran(loss, x, "pp", "pipe=2").report().advice if a.code == "microbatches"]
+    (said,) = [a for a in ran(loss, x, "pp", "pipe=2").report().advice if a.code == "whole-batch"]
     assert why in said.message and "no sum" not in said.message
     assert said.fix is None

@@ -129,7 +129,7 @@ def test_a_schedule_without_a_form_for_one_microbatch_says_why_there_is_one():
     assert str(refused.value).startswith(
         "--schedule interleaved: the batch is taken whole (the loss is no sum"
     )
-    assert refused.value.fix == "--schedule 1f1b"
+    assert refused.value.fix == "--schedule 1f1b --chunks 1"
 
 
 def test_a_batch_that_two_stages_read_may_be_of_numpy_or_jax_and_lie_anywhere():

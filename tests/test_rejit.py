@@ -178,9 +178,9 @@ def test_all_other_jits_are_as_ever_and_nothing_stays():
 def test_what_an_interrupt_left_in_place_the_next_takes_out(monkeypatch):
     before = jax._src.pjit.make_jit
     rejits = Rejits()
-    rejits.__enter__()  # and no exit
-    rejits.__enter__()
+    rejits.begin()  # and no end
+    rejits.begin()
     assert jax._src.pjit.make_jit is not before
-    rejits.__exit__()
-    rejits.__exit__()
+    rejits.end()
+    rejits.end()
     assert jax._src.pjit.make_jit is before

@@ -49,9 +49,10 @@ class Later:
     def end(self, _result: Any) -> None:
         """IPython calls it when a cell has ended. The last of its calls may be under way, and when they finish can't be
         told afterwards. Stopping the kernel ends the wait and nothing else."""
+        if "rejits" in vars(self):  # the step may be another by now
+            self.rejits.end()
         step = self._step
         if step is not None:
-            self.rejits.end()
             with suppress(KeyboardInterrupt):
                 step.loops.settle()
             if step.traced_within is not None and step.calls == self._calls:

@@ -218,7 +218,6 @@ def _without_ours(traceback: TracebackType | None, *, whole: bool) -> TracebackT
     return kept
 
 
-@cache
 def _library_places() -> tuple[str, ...]:
     """The folders of Python's own modules, and of the libraries that are imported, however installed."""
     paths = sysconfig.get_paths()

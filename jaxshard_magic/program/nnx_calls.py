@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import get_pspec
 from flax.nnx import graphlib
+from jax._src.state import AbstractRef  # jax has no public form of it
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey
 
 from ..errors import ShardError
@@ -28,7 +29,10 @@ _value = attrgetter("_raw_value")
 _metadata = attrgetter("_var_metadata")
 _PLAIN = (str, bytes, int, float, complex, NoneType, type, FunctionType, np.ndarray)
 
-is_node = graphlib.is_graph_node
+
+def is_node(x: Any) -> bool:
+    """Return whether an object is NNX's own. A bare `jax.Ref`, which NNX follows as well, is none."""
+    return not isinstance(x, (jax.Ref, AbstractRef)) and graphlib.is_graph_node(x)
 
 
 def is_object(x: Any) -> bool:
