@@ -9,11 +9,12 @@ import sqlite3
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import pytest
@@ -41,6 +42,7 @@ from jaxshard_magic.program.hooks import anew, gradients_by, retracing, scans_by
 from jaxshard_magic.program.lines import lines_kept
 from jaxshard_magic.program.mapped import on_a_device
 from jaxshard_magic.step import recorded
+from jaxshard_magic.step.rejit import Rejits
 from jaxshard_magic.targets.tpu import variables
 from jaxshard_magic.temporary import (
     Joined,
@@ -144,10 +146,24 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
         "checkpoints": lambda: Checkpointing(options, lambda _: None),
         "store": lambda: Store(folder / "one"),
         "recorder": lambda: recorded._Recorder(keeps=False),
+        "rejits": Rejits,
     }
 
 
 USES = uses(Path("unused"))
+
+
+class Recording:
+    """Stands for a recording of the profiler, whose end takes a second where libtpu is loaded."""
+
+    running: "ClassVar[weakref.WeakSet[Recording]]" = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.running.add(self)
+
+    def stop(self) -> bytes:
+        self.running.discard(self)
+        return b"recorded"
 
 
 @contextmanager
@@ -182,6 +198,7 @@ def used(change: Any) -> None:
 @pytest.mark.parametrize("name", USES)
 def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(recorded, "_session", lambda keeps: Recording())
     monkeypatch.setattr(sys, "stdout", Terminal())
     make = uses(tmp_path)[name]
     used(make())  # what is only imported or started once
@@ -201,6 +218,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeyp
         assert settled(before) == [], f"interrupted at line {number}"
         used(make())
         assert settled(before) == [], f"after an interrupt at line {number}"
+        assert not Recording.running
     assert number > 5, "no line of the package was interrupted"
 
 
