@@ -310,21 +310,23 @@ def _traced(
     seen: Callable[[Vjp], Vjp] | None = None,
     scans: Callable[[Scan], Scan] = lambda scan: scan,
 ) -> tuple[Traced, Result]:
+    name, paths = peeled.step.name, [path for path, _, _ in peeled.inputs]
     calls, results = [peeled], list[Result]()
 
     def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
-        outs, paths, result = calls[0].fun(*leaves)
+        outs, out_paths, result = calls[0].fun(*leaves)
         results.append(result)
-        return outs, paths
+        return outs, out_paths
 
     def once() -> Traced:
-        with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
-            return with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
+        with explained(name), on_a_device(mapped), users_own(), scans_by(scans):
+            return with_escapes(trace(fun, avals, paths, seen))
 
     try:
-        return traced_as_each_call(once, peeled.state, peeled.step.name), results[-1]
+        return traced_as_each_call(once, peeled.state, name), results[-1]
     finally:
-        calls.clear()  # an error that is kept keeps the functions of its traceback, and so the call's arrays
+        # an error that is kept keeps the functions of its traceback, and what they close over: no arrays of the call
+        calls.clear()
 
 
 def _has_place(name: str, options: GradientOptions) -> None:
