@@ -32,8 +32,9 @@ _Alike = tuple[object, ...]
 
 
 class Beside(NamedTuple):
-    """What predictions follow from. `collectives`: of the step, with what they are predicted to take. `chip`: None
-    where none is known; `wires`: what carries each mesh axis there. `attached`: whether the step ran on that chip."""
+    """What predictions follow from. `collectives`: of the step, with what they are predicted to take; of a pipeline
+    without, as its programs tell that. `chip`: None where none is known; `wires`: what carries each mesh axis there.
+    `attached`: whether the step ran on that chip."""
 
     collectives: tuple[Collective, ...]
     chip: Chip | None
@@ -65,8 +66,14 @@ def rates(
     lines = defaultdict[Key, float](float)
     if isinstance(entry.compiled, Pipeline):
         if beside.chip is not None:
-            for key, each in _of_stages(entry, entry.compiled, said or {}, beside.chip, beside.wires):
-                lines[key] += each / len(entry.compiled.ranks)
+            ranks = len(entry.compiled.ranks)
+            for key, each in _of_stages(entry, entry.compiled, beside.chip):
+                lines[key] += each / ranks
+            for moved, key, each in _inside_stages(
+                entry, entry.compiled, said or {}, beside.chip, beside.wires
+            ):
+                takes[moved] += each / ranks
+                lines[key] += each / ranks
     else:
         for key, each in _of_collectives(moves, beside.collectives):
             lines[key] += each
@@ -76,15 +83,9 @@ def rates(
     return Rates(dict(sent), dict(takes), links, dict(lines))
 
 
-def _of_stages(
-    entry: "Entry",
-    pipeline: Pipeline,
-    said: Mapping[ProgramKey, Said],
-    chip: Chip,
-    wires: Mapping[str, Wire],
-) -> Iterable[tuple[Key, float]]:
-    """What the programs of a pipeline's stages are predicted to take, by line and phase, on one device of each: their
-    products and their collectives, as often as a step runs them. A whole backward pass is both of its halves."""
+def _of_stages(entry: "Entry", pipeline: Pipeline, chip: Chip) -> Iterable[tuple[Key, float]]:
+    """What the products of a pipeline's stages are predicted to take, by line and phase, on one device of each, as
+    often as a step runs them. A whole backward pass is both of its halves."""
     runs, home = runs_of(pipeline), home_of(entry)
     for s, stage in enumerate(pipeline.stages):
         equations = stage.program.with_halves.whole.equations
@@ -96,11 +97,27 @@ def _of_stages(
                 if takes is not None:
                     place = place_of(called(equations[work.equation].eqn.source_info.traceback), home)
                     yield _key(place if place.frame is not None else call, work), takes * times
+
+
+def _inside_stages(
+    entry: "Entry",
+    pipeline: Pipeline,
+    said: Mapping[ProgramKey, Said],
+    chip: Chip,
+    wires: Mapping[str, Wire],
+) -> Iterable[tuple[Moves, Key, float]]:
+    """What the collectives inside of a pipeline's programs are predicted to be on the links: by kind and axes, and by
+    line and phase, on one device of each, as often as a step runs them. None is sent as one with another program's."""
+    runs = runs_of(pipeline)
     for key, one in said.items():
-        for move, cause in one.moves or ():
-            (takes,) = on_links(merge([(move, cause)]), chip, wires, entry.plan.batch_axes)
+        moves = one.moves or ()
+        rows = [row for each in moves for row in merge([each])]
+        for (move, cause), takes in zip(
+            moves, on_links(rows, chip, wires, entry.plan.batch_axes), strict=True
+        ):
             if takes is not None:
-                yield (cause.file, cause.line, _phase(move, cause)), takes * runs.get(key, 1)
+                line = cause.file, cause.line, _phase(move, cause)
+                yield (move.kind, move.axes), line, takes * runs.get(key, 1)
 
 
 def _of_products(entry: "Entry", chip: Chip) -> Iterable[tuple[Key, float]]:

@@ -22,7 +22,7 @@ from .mesh_info import in_nodes
 from .predicted import Beside
 from .profiled import Profile, profiled, read_recorded
 from .reading import Reading, reading_of
-from .roofline import in_order, on_links, roofline, timed, timing
+from .roofline import in_order, roofline, timed, timing
 from .sources import SourceText, distinct_names, sources
 from .texts import home_of
 
@@ -114,9 +114,6 @@ def _profiled(
     rows, wires = tuple(collectives or ()), dict[str, Wire]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
-        if reading.staged is not None:  # the step as a whole has no roofline
-            takes = on_links(rows, chip, wires, entry.plan.batch_axes)
-            rows = tuple(replace(c, seconds=s) for c, s in zip(rows, takes, strict=True))
     said = None if reading.staged is None else reading.staged.said
     beside = Beside(rows, chip, wires, attached)
     return profiled(step.last_profile, entry, reading.moves, said, beside)
