@@ -14,7 +14,9 @@ def test_a_cell_says_where_the_time_of_its_lines_goes(given):
     report = given.run("%%shard fsdp --profile 2" + STEP + LOOP)
     sums(report)
     assert (report.measured.read, report.timing.calls) == (2, 3)  # copies are none of the loop's
-    assert {row.file for row in report.measured.lines} == {report.sources[0].name}
+    home, loss = (source.name for source in report.sources)  # the cell that defines the step, and its loss
+    lines = {(row.file, row.called and row.called.rpartition(":")[0]) for row in report.measured.lines}
+    assert lines == {(home, None), (loss, home)}
     assert given.run("%shard").measured == report.measured
 
 
