@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import pytest
@@ -151,18 +151,17 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
 
 
 USES = uses(Path("unused"))
+RUNNING: "weakref.WeakSet[Recording]" = weakref.WeakSet()
 
 
 class Recording:
     """Stands for a recording of the profiler, whose end takes a second where libtpu is loaded."""
 
-    running: "ClassVar[weakref.WeakSet[Recording]]" = weakref.WeakSet()
-
     def __init__(self) -> None:
-        self.running.add(self)
+        RUNNING.add(self)
 
     def stop(self) -> bytes:
-        self.running.discard(self)
+        RUNNING.discard(self)
         return b"recorded"
 
 
@@ -218,7 +217,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeyp
         assert settled(before) == [], f"interrupted at line {number}"
         used(make())
         assert settled(before) == [], f"after an interrupt at line {number}"
-        assert not Recording.running
+        assert not RUNNING
     assert number > 5, "no line of the package was interrupted"
 
 
