@@ -9,7 +9,7 @@ treat as ever, however they are imported.
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..introspect import is_a, static_attribute
@@ -31,22 +31,24 @@ _MAKERS = (
 class Rejits(Temporary):
     """A context in which a jit of a sharded step is sharded itself; entered twice it is entered once."""
 
-    def __init__(self) -> None:
-        self._own: dict[tuple[str, str], tuple[Any, Any]] = {}  # what was there, and what is there instead
-
     def begin(self) -> None:
-        for place in _MAKERS:
-            module, name = sys.modules.get(place[0]), place[1]
-            maker = None if module is None else vars(module).get(name)
-            if maker is not None and not is_a(maker, _Maker):
-                self._own[place] = maker, _Maker(maker)
-                setattr(module, name, self._own[place][1])
+        for module, name, maker in _makers():
+            if not is_a(maker, _Maker):
+                setattr(module, name, _Maker(maker))
 
     def end(self) -> None:
-        for (module, name), (before, ours) in list(self._own.items()):
-            if vars(sys.modules[module]).get(name) is ours:
-                setattr(sys.modules[module], name, before)
-            self._own.pop((module, name), None)
+        for module, name, maker in _makers():
+            if is_a(maker, _Maker):
+                setattr(module, name, maker.make)
+
+
+def _makers() -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """What makes jits now, with its module and its name there; of modules that are imported."""
+    for file, name in _MAKERS:
+        module = sys.modules.get(file)
+        maker = None if module is None else vars(module).get(name)
+        if module is not None and maker is not None:
+            yield module, name, maker
 
 
 class _Maker:
@@ -54,14 +56,14 @@ class _Maker:
 
     def __init__(self, make: Callable[..., Any]):
         functools.update_wrapper(self, make)
-        self._make = make
+        self.make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = _step_in(args[0]) if args else None
         if found is None:
-            return self._make(*args, **kwargs)
+            return self.make(*args, **kwargs)
         rejit, plain = found
-        return rejit(self._make(plain, *args[1:], **kwargs))
+        return rejit(self.make(plain, *args[1:], **kwargs))
 
 
 def _step_in(function: Any) -> tuple[Callable[[Any], Any], Any] | None:
