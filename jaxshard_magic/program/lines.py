@@ -214,7 +214,8 @@ def _without_ours(traceback: TracebackType | None, *, whole: bool) -> TracebackT
     kept = None
     for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
         if not is_ours(file) or (stays and at > last):
-            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
     return kept
 
 
