@@ -54,7 +54,7 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
     for name, value in inside.given.items():
         if name != "reduce":
             yield (
-                f"without --{name.replace('_', '-')} {value}",
+                f"without --{name.replace('_', '-')}" + (f" {value}" if value is not True else ""),
                 replace(inside, **{name: getattr(GradientOptions, name)}),
             )
     if not fixed and (inside.microbatches > 1 or inside.reduce != "each"):
