@@ -158,6 +158,7 @@ def with_errors_of_equinox(call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` of a program, which waits for its end and raises what `equinox.error_if` raised in it as
     `equinox.filter_jit` does."""
 
+    @calls_users_code
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return jax.block_until_ready(call(*args, **kwargs))
