@@ -36,11 +36,6 @@ class Job:
         return jax.tree.leaves((self.ins, self.outs))[0].mesh
 
     @property
-    def several(self) -> bool:
-        """Whether it runs on several devices."""
-        return any(x.mesh.size > 1 for x in jax.tree.leaves((self.ins, self.outs)))
-
-    @property
     def likeness(self) -> Hashable:
         """The same for jobs that are one program but for the devices that they run on."""
         types = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(self.avals)]
@@ -87,8 +82,9 @@ def made_elsewhere(
 
 def make(jobs: Mapping[Key, Job], *, calls_host: bool = False) -> dict[Key, Made]:
     """All of them compiled, as many at a time as there are cores, and alike ones once where that can be. `calls_host`:
-    some may call functions of the host that raise."""
-    callbacks = {key: Callbacks() for key, job in jobs.items() if calls_host and job.several}
+    some may call functions of the host that raise; a call of these waits for its end, so that what is raised is that
+    action's."""
+    callbacks = {key: Callbacks() for key in jobs if calls_host}
     jobs = {**jobs} | {
         key: replace(jobs[key], run=each.caught(jobs[key].run)) for key, each in callbacks.items()
     }
