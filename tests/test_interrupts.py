@@ -1,7 +1,6 @@
 """A cell that is interrupted at any moment leaves a notebook in which the next one runs, and nothing else behind."""
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -19,8 +18,9 @@ def test_a_cell_interrupted_at_random_leaves_nothing_behind():
 
 
 @pytest.mark.full
-def test_a_thousand_cells_interrupted_at_random_leave_nothing_behind():
-    assert faults(1000, 1) == []
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_a_thousand_cells_interrupted_at_random_leave_nothing_behind(seed):
+    assert faults(50, seed) == []
 
 
 def changes(frame: FrameType) -> bool:
@@ -32,26 +32,34 @@ def changes(frame: FrameType) -> bool:
     return caller is not None and caller.f_code.co_name not in ("call", "run")
 
 
-def interrupted_at_each_line(kinds: Mapping[str, str], most: int) -> list[str]:
-    """What is wrong after interrupts at the lines that begin and end changes in cells, at most so many of each cell,
-    evenly chosen."""
+def interrupted_where_changes_are(kind: str, most: int, part: int = 0, parts: int = 1) -> list[str]:
+    """What is wrong after interrupts at the lines that begin and end changes in a cell: of one of so many parts of
+    them, at most so many, evenly chosen."""
     found: list[str] = []
-    with notebook(kinds) as opened:
-        for kind in kinds:
-            lines = [*opened.run(kind, changes).lines]
-            opened.after()
-            assert len(lines) > 50
-            chosen = random.Random(0).sample(lines, min(most, len(lines)))
-            for line in chosen:
-                found += opened.faults(kind, Moment(line=line))
+    with notebook({kind: KINDS[kind]}) as opened:
+        lines = [*opened.run(kind, changes).lines][part::parts]
+        opened.after()
+        assert len(lines) > 50 // parts
+        for line in random.Random(0).sample(lines, min(most, len(lines))):
+            found += opened.faults(kind, Moment(line=line))
     return found
 
 
 def test_a_cell_interrupted_where_changes_begin_and_end_leaves_nothing_behind():
-    assert interrupted_at_each_line({"plain": KINDS["plain"]}, 15) == []
+    assert interrupted_where_changes_are("plain", 15) == []
+
+
+OTHERS = ["--profile", "--feed", "--checkpoint", "--microbatches"]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", ["plain", "--profile", "--feed", "--checkpoint", "--microbatches"])
-def test_a_cell_interrupted_at_every_line_that_changes_the_process_leaves_nothing_behind(kind):
-    assert interrupted_at_each_line({kind: KINDS[kind]}, 10_000) == []
+@pytest.mark.parametrize("kind", OTHERS)
+def test_cells_with_options_interrupted_where_changes_begin_and_end_leave_nothing_behind(kind):
+    assert interrupted_where_changes_are(kind, 25) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(12))
+@pytest.mark.parametrize("kind", ["plain", *OTHERS])
+def test_a_cell_interrupted_at_every_line_that_changes_the_process_leaves_nothing_behind(kind, part):
+    assert interrupted_where_changes_are(kind, 10_000, part, 12) == []
