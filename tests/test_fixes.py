@@ -52,7 +52,7 @@ def test_each_refusal_that_has_a_fix_has_a_cell_or_says_why_it_has_none():
 )
 def test_a_fix_can_be_typed_and_then_nothing_is_refused(notebook: Notebook, row: Refused, tmp_path: Path):
     line, cell, mesh = row.line.replace("{folder}", str(tmp_path)), row.cell, row.mesh
-    notebook.run(f"%mesh {mesh or 'data=8'};")
+    notebook.run(f"%mesh {mesh or 'cpu:8 data=8'};")
     if not mesh:
         notebook.shell.run_line_magic("reload_ext", "jaxshard_magic")
     notebook.run(row.before)

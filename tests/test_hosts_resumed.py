@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hosts_notebook import SETUP, Hosts, later, opened
 
+from jaxshard_magic.checkpoints.folder import META
+
 pytestmark = pytest.mark.ci
 
 TRAINING = """
@@ -95,7 +97,7 @@ def test_a_loop_that_is_shorter_on_one_host_ends_with_a_line_and_a_checkpoint_th
 
 
 def test_a_folder_with_checkpoints_is_refused_on_all_hosts_in_one_line(hosts: Hosts, tmp_path: Path):
-    (tmp_path / "run" / "7").mkdir(parents=True)
+    (tmp_path / "run" / "7" / META).mkdir(parents=True)
     line, said = hosts.fails(training(f"--checkpoint {tmp_path}/run"))
     assert line.startswith(f"--checkpoint {tmp_path}/run: it has checkpoint 7 of a run before")
     assert said.count("\n") == 1

@@ -150,13 +150,15 @@ def test_comparing_and_choosing_end_alike_on_all_hosts():
 
 
 # Who puts arrays on devices beside `placing`: pipelines, which are of one host; the doctor and the demo, which have
-# arrays of their own; what `codegen/wrappers.py` writes into the user's program; `simulate`, whose backend ends.
+# arrays of their own; what `codegen/wrappers.py` writes into the user's program; `simulate`, whose backend ends;
+# `program/memory_kinds.py`, inside of a trace.
 ELSEWHERE = (
     "placing.py",
     "pipeline/",
     "doctor/",
     "demo.py",
     "codegen/wrappers.py",
+    "program/memory_kinds.py",
     "simulate.py",
     "targets/",
 )

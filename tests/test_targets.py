@@ -163,9 +163,9 @@ def test_the_time_limit_ends_the_compiler_and_the_next_compile_works():
     start = time.monotonic()
     message = refusal(lambda: step.prepare(Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32)))
     assert time.monotonic() - start < 15
-    assert message == (
+    assert message.startswith(
         "the compiler has not finished within 1 s and was stopped. A step that scans over its layers compiles faster; "
-        "%config ShardSession.compile_limit = SECONDS allows more"
+        "%config ShardSession.compile_limit = SECONDS allows more. By its plan the step takes "
     )
     assert not alive(pid)
     assert built(width=128).text
@@ -185,9 +185,9 @@ def test_a_compiler_that_is_killed_is_told_in_one_line():
     compiler = psutil.Process(the_compiler().pid)
     threading.Thread(target=killed_at_work, args=(compiler,), daemon=True).start()
     message = refusal(lambda: built(slow))
-    assert message == (
+    assert message.startswith(
         "the compiler's process ended by signal 9 (SIGKILL), as Linux does where a machine or a container has no "
-        f"memory left{SMALLER}"
+        f"memory left{SMALLER}. By its plan the step takes "
     )
     assert built(width=128).text
 
