@@ -1,11 +1,16 @@
-"""`ShardError`, the helpers its messages are built with, and what reads numbers and expressions of a user's."""
+"""`ShardError`, the helpers its messages are built with, what reads numbers and expressions of a user's, and an error's
+traceback without our frames."""
 
 import re
-from collections.abc import Iterable
+import types
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 _MOST = 20_000  # characters of a line
 _SPACES = "\u00a0\u202f"  # that stand in figures
+_Function = TypeVar("_Function", bound=types.FunctionType)
+_calling: set[types.CodeType] = set()  # of functions that call the user's
 
 
 class ShardError(Exception):
@@ -126,3 +131,41 @@ def no_step(name: str, kind: str) -> ShardError:
     return ShardError(
         f"{name} is a generator function, and a step gives its results when it is called: {fix}"
     )
+
+
+def calls_users_code(function: _Function) -> _Function:
+    """Mark a function of ours that calls the user's: what is raised in its own line, as where an argument lacks, is the
+    user's error."""
+    _calling.add(function.__code__)
+    return function
+
+
+def without_our_frames(
+    traceback: types.TracebackType | None,
+    is_ours: Callable[[str], bool],
+    is_users: Callable[[str], bool],
+    *,
+    whole: bool = False,
+) -> types.TracebackType | None:
+    """Return a traceback without the package's frames.
+
+    Args:
+        traceback: that of an error.
+        is_ours: whether a file, by the name that Python knows it by, is of the package.
+        is_users: whether it is the user's.
+        whole: whether all of our frames go. Else those below the user's last line stay where we raised the error
+            ourselves, so that it can be found; not where it was raised in a function that `calls_users_code`.
+    """
+    frames: list[types.TracebackType] = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    files = [frame.tb_frame.f_code.co_filename for frame in frames]
+    last = max((at for at, file in enumerate(files) if is_users(file)), default=-1)
+    raised_here = bool(frames) and is_ours(files[-1]) and frames[-1].tb_frame.f_code not in _calling
+    kept = None
+    for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
+        if not is_ours(file) or (raised_here and not whole and at > last):
+            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
+            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
+    return kept

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
+from ..errors import calls_users_code
 from .each_equation import changed, every
-from .lines import calls_users_code
 from .primitives import shape_of
 
 _CALLS = ("pure_callback", "io_callback", "debug_callback")

@@ -6,15 +6,15 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from types import FrameType
+from typing import Any, NamedTuple
 
 import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 from jax.extend.core import JaxprEqn
 
-from ..errors import ShardError
+from ..errors import ShardError, without_our_frames
 from ..places import place
 from ..temporary import Joined
 from .thread_state import replaced
@@ -22,10 +22,8 @@ from .thread_state import replaced
 _config: Any = jax.config
 _OURS = str(Path(__file__).resolve().parents[1])
 _STEP = str(Path(_OURS) / "step") + os.sep
-_Function = TypeVar("_Function", bound=FunctionType)
 _TRACING = {"jax", "jaxlib", "flax", "equinox"}
 _BETWEEN = {*_TRACING, "optax", "contextlib", "functools", __name__.partition(".")[0]}
-_calling: set[CodeType] = set()
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 # What steps are made with: a library also where it is installed as an editable copy, as a user's own package may be.
 _MODELS = (
@@ -46,7 +44,6 @@ _WRITTEN = ("<frozen", "<@", "<attrs ", "<decorator-gen", "<makefun", "<__array_
 
 __all__ = [
     "Calls",
-    "calls_users_code",
     "is_ours",
     "is_users",
     "is_users_class",
@@ -182,13 +179,6 @@ def traced_within(frame: FrameType | None) -> Within:
     return Within(file, line, code.co_name, owner)
 
 
-def calls_users_code(function: _Function) -> _Function:
-    """Mark a function of ours that calls the user's: what is raised in its own line, as where an argument lacks, is the
-    user's error."""
-    _calling.add(function.__code__)
-    return function
-
-
 def users_lines_alone(error: BaseException) -> None:
     """Take our frames out of the tracebacks of an error and of those behind it, as JAX does with its own; all stay
     where `jax_traceback_filtering` is off. Where we raised it ourselves, and not to tell the user something, those
@@ -198,25 +188,10 @@ def users_lines_alone(error: BaseException) -> None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        error.__traceback__ = _without_ours(error.__traceback__, whole=isinstance(error, ShardError))
+        error.__traceback__ = without_our_frames(
+            error.__traceback__, is_ours, is_users, whole=isinstance(error, ShardError)
+        )
         error = error.__cause__ or error.__context__  # pyright: ignore[reportAssignmentType]
-
-
-def _without_ours(traceback: TracebackType | None, *, whole: bool) -> TracebackType | None:
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    files = [frame.tb_frame.f_code.co_filename for frame in frames]
-    last = max((at for at, file in enumerate(files) if is_users(file)), default=-1)
-    raised = frames[-1].tb_frame.f_code if frames else None
-    stays = raised is not None and is_ours(files[-1]) and not (whole or raised in _calling)
-    kept = None
-    for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
-        if not is_ours(file) or (stays and at > last):
-            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
-            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
-    return kept
 
 
 def _library_places() -> tuple[str, ...]:

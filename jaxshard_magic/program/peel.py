@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, tree_flatten_with_path
 
+from ..errors import calls_users_code
 from ..introspect import static_attribute
 from . import in_place
 from .held import Same, held_key
-from .lines import calls_users_code
 from .memory_kinds import memory_kind, on_host, shape_in
 from .python_state import NO_INPUTS, Inputs, Kind, PythonState, Reach
 from .refused import refuse, refuse_result, static_key

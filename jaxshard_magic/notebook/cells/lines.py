@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...errors import without_our_frames
+
 _PACKAGE = str(Path(__file__).parents[2])
-_OF_CALLBACKS = str(Path(_PACKAGE) / "program" / "callbacks.py")  # raises what functions of the user's raised
 _DRAW = "_render_traceback_"  # what IPython calls, where an error has it
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
@@ -18,18 +19,7 @@ _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
 def own_lines(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """`traceback` without our frames. Those below the user's last line stay where we raised it ourselves, so that it
     can be found."""
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    last = max((at for at, frame in enumerate(frames) if _is_users(frame.tb_frame)), default=-1)
-    inner = frames[-1].tb_frame.f_code.co_filename if frames else ""
-    kept, raised_here = None, inner.startswith(_PACKAGE) and inner != _OF_CALLBACKS
-    for at, frame in reversed(list(enumerate(frames))):
-        if (raised_here and at > last) or not is_ours(frame):
-            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
-    return kept
+    return without_our_frames(traceback, _is_our_file, _is_users_file)
 
 
 def drawn_alone(shell: Any, error: BaseException) -> None:
@@ -96,11 +86,18 @@ def is_ours(traceback: types.TracebackType) -> bool:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE)
+    return _is_our_file(frame.f_code.co_filename)
 
 
 def _is_users(frame: types.FrameType) -> bool:
-    file = frame.f_code.co_filename
+    return _is_users_file(frame.f_code.co_filename)
+
+
+def _is_our_file(file: str) -> bool:
+    return file.startswith(_PACKAGE)
+
+
+def _is_users_file(file: str) -> bool:
     return not file.startswith(_NOT_THE_USERS) and not {"site-packages", "dist-packages"} & set(
         Path(file).parts
     )
