@@ -66,7 +66,8 @@ class Hosts:
 
 
 @contextmanager
-def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
+def unopened(folder: Path) -> Iterator[Hosts]:
+    """A shell with the extension, in which a test opens hosts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))
         patch.setenv("JAXSHARD_HISTORY", str(folder / "history.db"))
@@ -74,11 +75,17 @@ def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
             found.run_line_magic("load_ext", "jaxshard_magic")
             hosts = Hosts(Notebook(found))
             try:
-                hosts.cell(f"%mesh {line}")
-                hosts.cell(SETUP)
                 yield hosts
             finally:
                 hosts.magics.hosts.close()
+
+
+@contextmanager
+def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
+    with unopened(folder) as hosts:
+        hosts.cell(f"%mesh {line}")
+        hosts.cell(SETUP)
+        yield hosts
 
 
 @contextmanager
@@ -105,7 +112,15 @@ def gone(pids: list[int], seconds: float = 10) -> bool:
     """Whether processes end within so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+        if not any(map(runs, pids)):
             return True
         time.sleep(0.05)
     return False
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended; one may end while it is asked."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

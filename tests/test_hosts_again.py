@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import Notebook, shell
 from hosts_cells import NOTEBOOKS, step_of
-from hosts_notebook import Hosts
+from hosts_notebook import Hosts, unopened
 
 pytestmark = pytest.mark.ci
 
@@ -14,18 +13,9 @@ pytestmark = pytest.mark.ci
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """A shell with the extension; a test opens and closes its hosts."""
-    folder = tmp_path_factory.mktemp("hosts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-        patch.setenv("JAXSHARD_HISTORY", str(folder / "history.db"))
-        with shell() as found:
-            found.run_line_magic("load_ext", "jaxshard_magic")
-            hosts = Hosts(Notebook(found))
-            hosts.cell("%config ShardSession.options_limit = 0\n%config ShardSession.progress = False")
-            try:
-                yield hosts
-            finally:
-                hosts.magics.hosts.close()
+    with unopened(tmp_path_factory.mktemp("hosts")) as found:
+        found.cell("%config ShardSession.options_limit = 0\n%config ShardSession.progress = False")
+        yield found
 
 
 def printed(hosts: Hosts, cells: list[str]) -> list[list[str]]:

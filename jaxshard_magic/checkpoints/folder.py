@@ -209,6 +209,10 @@ def _tried(sign: Path) -> str:
 def told_of(folder: Path, doing: str, error: BaseException) -> ShardError:
     """What an error of the file system means, in one line."""
     number, text = _number_of(error), str(error)
+    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
+        return ShardError(
+            f"can't {doing} {folder}: too many files are open: close some, or raise the limit (ulimit -n)"
+        )
     if number == errno.ENOSPC or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
         return ShardError(
             f"there is no room left to {doing} {folder}: free some, keep fewer, or name another disk"
