@@ -60,6 +60,7 @@ def test_too_long_compiles_are_left_out_and_said():
     assert all("the limit is 0 s" in a.why for a in others)
 
 
+@pytest.mark.ci
 def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
     step = sharded(microbatches=2, remat="full")
     compiled, asked = step.otherwise, []

@@ -68,6 +68,7 @@ def test_the_buffers_and_the_rest_add_up_to_the_temporaries(step):
     )  # constants, which `peak` leaves out on CPU
 
 
+@pytest.mark.ci
 def test_gathered_weights_are_named_by_their_leaves():
     call = STEPS["transformer"]()
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory

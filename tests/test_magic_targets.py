@@ -94,6 +94,7 @@ def test_in_a_script_the_line_of_a_failed_compiler_has_the_verdict_of_the_plan(n
     assert str(refused.value).endswith("of a device's 15.75\u202fGiB")
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_every_view_names_the_devices_of_a_slice_alike(notebook):
     notebook.run(SHAPES)

@@ -63,8 +63,6 @@ QUICK = {  # a row or two of each schedule
     ("tied embeddings, scanned", "zb-h1", 2),
     ("scanned transformer", "interleaved", 2),
     ("metrics", "dualpipev", 2),
-    ("penalty on weights", "gpipe", 3),
-    ("experts and keys", "1f1b", 2),
 }
 FITTING = {
     "1f1b": (2, 3, 4),

@@ -103,6 +103,7 @@ def test_layers_that_reduce_over_devices_are_computed_again(remat):
     assert flops(other) > flops(own)
 
 
+@pytest.mark.ci
 def test_check_knows_the_rounding_of_a_narrow_type_in_such_a_step():
     """The gradient of a bias before a norm is zero but for rounding."""
     sharded = shard(partial(linen_step, sync=True), precision="bf16", check=True)

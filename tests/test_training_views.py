@@ -171,6 +171,7 @@ def training_row(step: int):
     return Row(step, step / 100, {"loss": 10 / step, "acc": step / 600})
 
 
+@pytest.mark.ci
 def test_hours_of_training_tell_their_page_seldom(page):
     made, hours = run(400), 6 * 3600
     with TrainingView(made, "auto") as view:
