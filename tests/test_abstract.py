@@ -282,6 +282,7 @@ def test_an_nnx_optimizer_built_abstractly_over_an_abstract_module():
     assert_alike(report(step, model, optimizer, BATCH), report(step, *nnx_state(), filled(BATCH)))
 
 
+@pytest.mark.ci
 def test_a_linen_train_state_by_eval_shape():
     key, step = jax.random.key(0), linen_steps.state_step
     batch = {"image": Shape((ROWS, 8, 8), np.float32), "label": Shape((ROWS,), np.int32)}

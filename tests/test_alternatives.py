@@ -49,6 +49,7 @@ def test_microbatches_and_remat_are_compared_with_the_step_without_them():
     assert set(found) >= {"--reduce once-gathered"}
 
 
+@pytest.mark.ci
 def test_a_step_without_options_has_nothing_to_compare():
     assert alternatives(sharded(), 600) == ()
 

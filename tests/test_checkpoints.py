@@ -172,6 +172,7 @@ def equinox_step(state, x):
     return (eqx.apply_updates(model, updates), opt), value
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "step"), [(linen, linen_step), (equinox, equinox_step)])
 def test_states_of_linen_and_equinox_come_back_as_themselves(make, step, tmp_path):
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="cpu:8 data=8")

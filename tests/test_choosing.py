@@ -123,6 +123,7 @@ def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itse
         assert "hardly less" in next(c.why for c in found.candidates if c.options)
 
 
+@pytest.mark.ci
 def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):
     args = shapes(2**15, 64)
     memory(3 * 2**20)  # too little for either, so that both are looked at

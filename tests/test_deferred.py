@@ -126,6 +126,7 @@ def test_over_several_batch_axes_each_reduces_what_the_other_left():
     assert summed == {b // 2: n for b, n in sizes.items()}
 
 
+@pytest.mark.ci
 def test_a_gradient_keeps_its_line_its_name_and_its_phase():
     step, params, batch, _ = accumulated(True)
 
@@ -141,6 +142,7 @@ def test_a_gradient_keeps_its_line_its_name_and_its_phase():
     assert ('x = params["embed"][batch["token"]]', "backward", "gradient of params.embed") in once
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
 def test_a_step_whose_loops_add_no_gradients_up_is_the_same_program(scanned):
     loss, params, batch = network(scanned)

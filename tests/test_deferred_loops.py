@@ -92,6 +92,7 @@ def regression(dtype=jnp.float32):
     return loss, params, {"x": jax.random.normal(jax.random.key(1), (EXAMPLES, WIDTH), dtype)}
 
 
+@pytest.mark.ci
 def test_a_table_looked_up_at_every_time_step_is_reduced_once():
     def step(params, batch):
         def loss(params):

@@ -200,6 +200,7 @@ def test_a_loop_over_experts_stays_divided_where_its_body_is_computed_again():
 WAITING = {"microbatches": 2, "reduce": "once"}
 
 
+@pytest.mark.ci
 def test_gradients_of_experts_wait_for_the_last_microbatch_over_the_devices_that_share_them():
     """And where what is left of each is stored over these, they are scattered once."""
     own = EXPERTS // 4 * MATRIX

@@ -143,6 +143,7 @@ def test_a_mask_made_of_data_is_gathered_and_no_scores_are():
     assert max(size for _, size in found) <= EXAMPLES * TIME * F32
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [{"microbatches": 2}, pytest.param({"microbatches": 2, "reduce": "once"}, marks=pytest.mark.full)],
@@ -181,6 +182,7 @@ def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, ax
     assert sum(c.count for c in moves) == each * 4 * steps.LAYERS
 
 
+@pytest.mark.ci
 def test_over_the_axis_of_tensor_parallelism_heads_are_divided_as_they_are():
     """Whatever is asked for; of a ring it is said."""
     call = steps.transformer()

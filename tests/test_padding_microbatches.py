@@ -166,6 +166,7 @@ def test_tokens_that_stand_in_one_row_are_no_more_examples():
     assert sharded.entry.plan.examples == 16
 
 
+@pytest.mark.ci
 def test_a_batch_that_divides_is_left_as_it_is():
     got, want, sharded = sharded_and_plain(mean, 12)
     same(got, want)

@@ -177,6 +177,7 @@ def scanned(state, batch):
     return state.apply_gradients(grads=jax.tree.map(lambda g: g / PARTS, grads)), value / PARTS
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("step", "reduce"), [(sliced, "each"), (scanned, "once")])
 def test_accumulation_written_into_the_step(step, reduce):
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=8", reduce=reduce)

@@ -149,6 +149,7 @@ def test_threads_end_with_the_step():
         time.sleep(0.01)
 
 
+@pytest.mark.ci
 def test_two_pipelines_called_in_turns_and_from_two_threads():
     plain = with_fuse(Fuse(), 0, "forward")
     both = [piped(plain), piped(plain, schedule="zb-h1")]

@@ -132,6 +132,7 @@ def adam(lr=0.01):
     return step, start
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["donate=True", "donate_argnums"])
 def test_old_state_is_given_up_and_the_users_own_is_not(how):
     plain, start = adam()

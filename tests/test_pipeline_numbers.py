@@ -234,6 +234,7 @@ def numbers(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_key else x, np.float64)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "row",
     [

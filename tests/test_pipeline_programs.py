@@ -59,7 +59,7 @@ def assert_each_layer_has_its_line(report: Report):
 @pytest.mark.parametrize(
     ("strategy", "name"),
     [
-        ("pp", "1f1b"),
+        pytest.param("pp", "1f1b", marks=pytest.mark.full),
         pytest.param("pp+fsdp", "1f1b", marks=pytest.mark.full),
         ("pp+fsdp", "zb-h1"),
     ],
@@ -95,6 +95,7 @@ def test_rows_of_several_stages_name_all_that_moves():
     assert layers.wire_bytes == 8 * 16 * 32 * 4 / 4
 
 
+@pytest.mark.ci
 def test_measured_costs_of_alike_stages_are_the_same():
     step, args = written_out()
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=MICROBATCHES, cut="^block$")

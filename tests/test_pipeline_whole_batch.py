@@ -118,6 +118,7 @@ def test_it_is_divided_over_the_devices_of_a_stage(name, schedule):
     assert of_pipeline(made, "pipe=2 data=2", "pp+fsdp", schedule=schedule).checked.passed
 
 
+@pytest.mark.ci
 def test_with_microbatches_asked_for_the_numbers_are_those_of_a_loop_by_hand():
     piped = of_pipeline(of(contrastive)(), microbatches=4)
     assert piped.checked.passed and "microbatches" in piped.checked.reference

@@ -149,6 +149,7 @@ def test_a_second_axis_that_divides_no_examples_takes_part():
     same(three(shard(by_hand, "data=4 model=2"), *whole()), three(plain, *whole()), 2e-4)
 
 
+@pytest.mark.ci
 def test_dropout_draws_differ_as_under_pmap():
     def dropping(state, batch, key):
         key = jax.random.fold_in(key, lax.axis_index("batch"))
@@ -169,6 +170,7 @@ def linen_pmapped():
     return three(jax.pmap(linen_step, axis_name="batch"), state, split(data()))
 
 
+@pytest.mark.ci
 def test_a_replicated_train_state_of_flax_is_understood(linen_pmapped):
     sharded = shard(jax.pmap(linen_step, axis_name="batch"), check=True)
     same(three(sharded, jax_utils.replicate(linen_state()), split(data())), linen_pmapped, 1e-4)

@@ -69,6 +69,7 @@ def summed(state, batch):
     return updated(state, lax.pmean(grads, "batch")), loss
 
 
+@pytest.mark.ci
 def test_a_sum_over_devices_inside_the_gradient_is_exact():
     sharded = shard(summed, microbatches=4)
     same(three(sharded, *whole()), first(three(jax.pmap(summed, axis_name="batch"), *stacked())))

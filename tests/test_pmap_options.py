@@ -220,6 +220,7 @@ def test_check_compares_such_a_step_with_microbatches_taken_by_hand():
     assert sharded.checked.reference == "a loop over microbatches written by hand, on one device"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"remat": "full"}], ids=str)
 def test_a_loss_that_is_reduced_inside_the_gradient_has_pmap_s_numbers(options):
     def inside(state, batch):

@@ -133,6 +133,7 @@ def test_modules_of_nnx_are_known_by_their_classes():
     assert kept(remat(closed, "3").closed) < kept(closed)
 
 
+@pytest.mark.ci
 def test_modules_of_linen_are_known_by_their_scopes():
     class Layer(nn.Module):
         @nn.compact

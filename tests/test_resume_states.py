@@ -96,7 +96,7 @@ STEPS = {
     "fp16": (plain, step_of(TX, steep=1000), {"precision": "fp16"}, None),
     "microbatches": (plain, step_of(TX), {"microbatches": 2}, None),
 }
-ALWAYS = {"a rate that the loop sets", "fp16"}
+ALWAYS = {"fp16"}
 
 
 def trained(kind, folder=None, calls=CALLS, stop=None):

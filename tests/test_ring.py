@@ -180,6 +180,7 @@ def test_where_something_needs_positions_in_order_each_attention_deals_them_out(
     assert [m.bytes for m in moves(ring, params, batch) if m.bytes == segments] == [segments]
 
 
+@pytest.mark.ci
 def test_what_sees_everything_is_not_dealt_out_anew():
     step, params, x = layers(lambda t: None, n=1)
     found, told = permuted(sharded(step, "dp+sp", "cpu:8 data=2 seq=4"), params, x)

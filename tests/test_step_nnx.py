@@ -84,6 +84,7 @@ def test_modes_and_static_attributes_are_never_stale():
     same(numbers(model), numbers(plain))
 
 
+@pytest.mark.ci
 def test_replaced_layers_and_variables_are_seen():
     def apply(model, batch):
         return model(batch["x"])
@@ -231,6 +232,7 @@ def test_a_forgotten_model_is_let_go():
     assert gone[0]() is None and gone[1]() is None
 
 
+@pytest.mark.ci
 def test_two_models_take_turns_on_the_short_way(monkeypatch):
     step, first, second = shard(train), net(), net()
     for objects in (first, second):

@@ -162,6 +162,7 @@ def test_a_rule_beats_inference_and_moments_follow_it():
     assert "rule" in leaf(plan, "state.params.block0.up").why
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("strategy", "mesh", "rule", "moment"),
     [

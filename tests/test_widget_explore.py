@@ -13,6 +13,7 @@ from jaxshard_magic.views.explorer_payload import state
 from jaxshard_magic.views.format import SPACE
 
 
+@pytest.mark.ci
 def test_it_begins_with_the_last_runs_largest_array(show: Stage):
     shown = show(gpt())
     expect(shown.root.get_by_role("combobox", name="array")).to_have_value(WTE)
