@@ -145,8 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Collections of garbage leave out what was imported, and come less often: they took a tenth of the time."""
-    gc.collect()
-    gc.freeze()
+    _set_aside()
     gc.set_threshold(10_000, 20, 20)
 
 
@@ -154,6 +153,7 @@ def pytest_runtest_logfinish() -> None:
     """What tests traced and compiled goes once it is much. JAX keeps it: each program has mappings of memory, of which
     Linux lets a process have 65,530, and each object makes the collections of garbage longer."""
     if next(_tests) % 16 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAPPINGS:
+        gc.unfreeze()
         jax.clear_caches()
 
 
@@ -247,13 +247,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         return (yield)
     finally:
-        goes_on = nextitem is not None and (item.path == nextitem.path or "browser" in _fixtures(nextitem))
-        if not goes_on:
+        same_file = nextitem is not None and item.path == nextitem.path
+        if not same_file:
+            _set_aside()
+        if not (same_file or "browser" in _fixtures(nextitem)):
             _close_browser()
 
 
-def _fixtures(item: pytest.Item) -> Sequence[str]:
+def _fixtures(item: pytest.Item | None) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
+
+
+def _set_aside() -> None:
+    """Leave what outlives a file's tests, JAX's caches above all, out of later walks over all objects: of collections
+    of garbage, and of `%shard code` for the user's functions, which took up to 100 seconds after a thousand tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _close_browser() -> None:

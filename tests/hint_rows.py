@@ -375,7 +375,13 @@ ROWS: Sequence[Row] = (
         mesh="x=4 y=2",
     ),
     Row(
-        "state-differs", "stats = jax.lax.pmean(stats, 'batch')", "pmap", PMAPPED, PMAPPED_DATA, pasted="here"
+        "state-differs",
+        "stats = jax.lax.pmean(stats, 'batch')",
+        "pmap",
+        PMAPPED,
+        PMAPPED_DATA,
+        pasted="here",
+        slow=True,
     ),
     Row(
         "whole-batch",
@@ -425,6 +431,7 @@ ROWS: Sequence[Row] = (
         ).replace("(params, x)", "(params, x, n)", 1)
         + COUNTED,
         LAYERS + "params, x = [jnp.eye(8)], jnp.ones((64, 8))",
+        slow=True,
         pasted="above",
         raises=FloatingPointError,
     ),

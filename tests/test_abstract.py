@@ -233,7 +233,7 @@ def assert_alike(shaped, whole):
     assert shaped.advice == whole.advice
 
 
-SOME = ("nnx_returns_loss", "linen_train_state", "equinox_filter_jit", "named_tuple_state", "nnx_rngs")
+SOME = ("linen_train_state", "equinox_filter_jit", "nnx_rngs")
 
 
 def check(name: str) -> None:
@@ -267,11 +267,13 @@ def filled(tree):
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
 
 
+@pytest.mark.ci
 def test_nnx_objects_built_by_eval_shape():
     step = nnx_steps.loss_step
     assert_alike(report(step, *nnx.eval_shape(nnx_state), BATCH), report(step, *nnx_state(), filled(BATCH)))
 
 
+@pytest.mark.ci
 def test_an_nnx_optimizer_built_abstractly_over_an_abstract_module():
     model = nnx.eval_shape(lambda: nnx_state()[0])
     optimizer = nnx.eval_shape(lambda m: nnx.Optimizer(m, optax.adam(1e-3), wrt=nnx.Param), model)
@@ -280,6 +282,7 @@ def test_an_nnx_optimizer_built_abstractly_over_an_abstract_module():
     assert_alike(report(step, model, optimizer, BATCH), report(step, *nnx_state(), filled(BATCH)))
 
 
+@pytest.mark.ci
 def test_a_linen_train_state_by_eval_shape():
     key, step = jax.random.key(0), linen_steps.state_step
     batch = {"image": Shape((ROWS, 8, 8), np.float32), "label": Shape((ROWS,), np.int32)}

@@ -122,7 +122,7 @@ def compare(loss, times=1, optimizer=OPTIMIZERS["adam, clipped"], mesh="data=4",
 
 @pytest.mark.parametrize(
     "loss",
-    thinned([mean, total, total_with_decay, masked, dropped, reporting], [masked, dropped, reporting]),
+    thinned([mean, total, total_with_decay, masked, dropped, reporting], [masked, reporting]),
 )
 def test_a_loss_over_microbatches_has_the_full_batch_s_numbers(loss):
     off, sharded = compare(loss)
@@ -134,14 +134,18 @@ REDUCE = ("each", "once", "once-gathered")
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "reduce"), thinned(product(OPTIMIZERS, REDUCE), [*zip(OPTIMIZERS, REDUCE, strict=True)])
+    ("optimizer", "reduce"),
+    thinned(product(OPTIMIZERS, REDUCE), [next(zip(OPTIMIZERS, REDUCE, strict=True))]),
 )
 def test_ten_steps_stay_those_of_the_plain_step(optimizer, reduce):
     off, _ = compare(dropped, 10, OPTIMIZERS[optimizer], reduce=reduce)
     assert off < 2e-4  # adam turns rounding into steps
 
 
-@pytest.mark.parametrize(("strategy", "kind"), [("dp", "all-reduce"), ("fsdp", "reduce-scatter")])
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    thinned([("dp", "all-reduce"), ("fsdp", "reduce-scatter")], [("fsdp", "reduce-scatter")]),
+)
 def test_gradients_are_reduced_between_devices_once_a_step(strategy, kind):
     def moved(reduce):
         step, init = step_of(mean)
@@ -200,6 +204,7 @@ def nnx_state():
     return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
+@pytest.mark.ci
 def test_statistics_of_a_batch_norm_go_from_one_microbatch_to_the_next_as_by_hand():
     sharded = jaxshard_magic.shard(nnx_step, "fsdp", mesh="data=2", microbatches=4, check=True)
     model, optimizer = nnx_state()
@@ -255,7 +260,7 @@ def test_rows_of_every_shard_are_in_every_microbatch_and_join_undoes_split():
 
 
 @pytest.mark.parametrize(
-    "options", [{"microbatches": 4}, pytest.param({"remat": "full"}, marks=pytest.mark.full), {"pad": True}]
+    "options", thinned([{"microbatches": 4}, {"remat": "full"}, {"pad": True}], [{"pad": True}])
 )
 def test_a_step_with_options_keeps_no_argument_and_no_model_alive(options):
     step, init = step_of(mean)

@@ -49,6 +49,7 @@ def test_microbatches_and_remat_are_compared_with_the_step_without_them():
     assert set(found) >= {"--reduce once-gathered"}
 
 
+@pytest.mark.ci
 def test_a_step_without_options_has_nothing_to_compare():
     assert alternatives(sharded(), 600) == ()
 
@@ -60,6 +61,7 @@ def test_too_long_compiles_are_left_out_and_said():
     assert all("the limit is 0 s" in a.why for a in others)
 
 
+@pytest.mark.ci
 def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
     step = sharded(microbatches=2, remat="full")
     compiled, asked = step.otherwise, []

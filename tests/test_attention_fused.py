@@ -100,6 +100,7 @@ def test_what_is_made_of_scores_by_other_words_has_its_values_and_gradients(atte
     close(loss_of(padded), arguments(), 1e-5)
 
 
+@pytest.mark.ci
 def test_one_example_and_one_head():
     close(loss_of(lambda q, k, v, *_: by_hand(q, k, v, causal(T))), arguments(1, 1), 1e-5)
 

@@ -23,7 +23,7 @@ RUN = "%%shard fsdp\ndef ours(): pass\nw, loss = train_step(w, x)"
 @pytest.fixture(
     params=[
         "/tmp/ipykernel_81/{code}.py",
-        pytest.param("/tmp/ipython-input-{code}.py", marks=pytest.mark.ci),
+        pytest.param("/tmp/ipython-input-{code}.py", marks=pytest.mark.full),
         "/tmp/ipython-input-{number}-{code}.py",
         pytest.param(None, marks=pytest.mark.ci),
     ]

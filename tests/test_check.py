@@ -141,6 +141,7 @@ def test_a_bias_before_a_norm_is_named_noise_and_passes():
     assert check.max_rel_diff < 1e-4
 
 
+@pytest.mark.ci
 def test_noise_does_not_cover_an_error_in_another_leaf_or_the_same_one():
     for name in ("model.inner.kernel", "optimizer.opt_state.0.mu.outer.kernel"):
         sharded = shard(train, lambda n, x, name=name: x * 1.01 if n == name else x)

@@ -19,6 +19,7 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from refusals import refusal
+from thinned import CI, thinned
 
 import jaxshard_magic
 from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
@@ -85,11 +86,13 @@ def stepped(plan):
     return jaxshard_magic.shard(train, strategy, mesh=mesh, **more)
 
 
-SLOW = {"dp", "fsdp+tp", "microbatched", "sp"}
+SLOW = {"pp", "sp"}
+SELDOM = {"dp", "tp", "fsdp+tp", "microbatched"}
 
 
 @pytest.mark.parametrize(
-    "plan", [pytest.param(x, marks=[pytest.mark.ci] if x in SLOW else []) for x in PLANS]
+    "plan",
+    [*thinned([p for p in PLANS if p not in SELDOM], {*PLANS} - SLOW - SELDOM, CI), *thinned(SELDOM, ())],
 )
 def test_a_state_goes_to_another_plan_and_back_to_the_bit_and_trains_on(plan, tmp_path):
     here, there = stepped(plan), stepped("fsdp" if plan != "fsdp" else "tp")
@@ -118,6 +121,7 @@ def nnx_state():
     return model, nnx.Optimizer(model, TX, wrt=nnx.Param)
 
 
+@pytest.mark.ci
 def test_objects_of_nnx_are_restored_in_place_with_their_keys(tmp_path):
     @nnx.jit
     def step(model, optimizer, x):
@@ -168,6 +172,7 @@ def equinox_step(state, x):
     return (eqx.apply_updates(model, updates), opt), value
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "step"), [(linen, linen_step), (equinox, equinox_step)])
 def test_states_of_linen_and_equinox_come_back_as_themselves(make, step, tmp_path):
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="cpu:8 data=8")

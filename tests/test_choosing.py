@@ -88,6 +88,7 @@ def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes()
     assert known > 10
 
 
+@pytest.mark.ci
 def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fits_is_chosen(memory):
     args = shapes(2**15, 64)  # activations take nearly all
     whole = chosen(*args, among="dp")
@@ -100,6 +101,7 @@ def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fi
     assert outcomes(found)['dp --mesh "data=8"'] in (TOO_LARGE, ESTIMATE)
 
 
+@pytest.mark.ci
 def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itself(memory):
     def again(params, batch):
         def loss(params):
@@ -121,6 +123,7 @@ def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itse
         assert "hardly less" in next(c.why for c in found.candidates if c.options)
 
 
+@pytest.mark.ci
 def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):
     args = shapes(2**15, 64)
     memory(3 * 2**20)  # too little for either, so that both are looked at

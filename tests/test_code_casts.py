@@ -194,6 +194,7 @@ def test_a_step_that_bears_no_other_types_is_written_without_and_says_why(notebo
     run_alone(program)
 
 
+@pytest.mark.ci
 def test_a_step_without_products_has_nothing_to_cast_and_nothing_left_out(notebook):
     program = written(
         notebook,

@@ -160,6 +160,7 @@ def train_step(p, x):
 )
 
 
+@pytest.mark.ci
 def test_experts_have_both_constraints_at_each_boundary_and_move_the_same(notebook):
     for cell in ("%mesh data=2 expert=4;", *EXPERTS):
         notebook.run(cell)

@@ -38,8 +38,11 @@ def by_size(wanted: Counter) -> Counter:
     return found
 
 
-PLAIN, PAIRS = ("cnn", "transformer"), ("fsdp+tp",)
-ALWAYS = [(step, how) for step, how in product(STEPS, MESHES) if step in PLAIN or how in PAIRS]
+PAIRS, ALONE = (
+    ("fsdp+tp",),
+    {("cnn", "dp"), ("transformer", "fsdp"), ("transformer", "tp"), ("cnn", "dp+fsdp+tp")},
+)
+ALWAYS = [(step, how) for step, how in product(STEPS, MESHES) if how in PAIRS or (step, how) in ALONE]
 
 
 @pytest.mark.parametrize(("step", "strategy"), thinned(product(STEPS, MESHES), ALWAYS))

@@ -325,6 +325,7 @@ def train_step(state, batch):
     assert type(given["train_step"]).__name__ == "function"
 
 
+@pytest.mark.ci
 def test_reports_of_the_past_are_compared_by_their_numbers(given):
     cell = """%%shard {}
 def train_step(state, batch):

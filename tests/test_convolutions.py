@@ -150,10 +150,8 @@ STEPS = {
     "one model a group": ensemble,
 }
 FAST = {
-    ("transposed", "tp"),
     ("vmapped, with batch statistics", "fsdp+tp"),
     ("one gradient an example", "dp"),
-    ("one model a group", "fsdp+tp"),
 }
 
 

@@ -99,11 +99,13 @@ def test_of_a_decoder_only_whole_numbers_are_dealt_out():
 @pytest.mark.parametrize(
     ("kinds", "strategy", "axes", "options"),
     [
-        ({"weighed": True}, "sp+tp", "seq=4 model=2", {}),
+        pytest.param({"weighed": True}, "sp+tp", "seq=4 model=2", {}, marks=pytest.mark.full),
         ({"wrap": jax.checkpoint}, "fsdp+sp", "data=2 seq=4", {"microbatches": 2}),
-        ({"end": lambda h: h + h.mean(1, keepdims=True)}, "sp", "seq=8", {}),
+        pytest.param(
+            {"end": lambda h: h + h.mean(1, keepdims=True)}, "sp", "seq=8", {}, marks=pytest.mark.full
+        ),
         ({"between": dropped, "wrap": jax.checkpoint}, "dp+sp", "data=2 seq=4", {}),
-        ({}, "sp", "seq=8", {"precision": "bf16"}),
+        pytest.param({}, "sp", "seq=8", {"precision": "bf16"}, marks=pytest.mark.full),
     ],
 )
 def test_dealt_positions_give_the_plain_numbers(kinds, strategy, axes, options):
@@ -158,8 +160,8 @@ def test_a_tpu_deals_out_in_bfloat16_what_it_multiplies():
     [
         {"between": lambda h: h + jnp.cumsum(h, 1) / TIME},
         {"between": lambda h: jnp.pad(h, ((0, 0), (1, 0), (0, 0)))[:, :-1]},
-        pytest.param({"end": lambda h: h + jnp.flip(h, 1)}, marks=pytest.mark.ci),
-        pytest.param({"rows": lambda x: x[:, 1:]}, marks=pytest.mark.ci),
+        pytest.param({"end": lambda h: h + jnp.flip(h, 1)}, marks=pytest.mark.full),
+        pytest.param({"rows": lambda x: x[:, 1:]}, marks=pytest.mark.full),
         pytest.param({"seen": lambda n: window(n, 12)}, marks=pytest.mark.ci),
     ],
 )

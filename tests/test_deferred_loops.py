@@ -4,6 +4,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import pytest
 from deferring import (
     AG,
     AR,
@@ -65,6 +66,7 @@ def test_a_loop_over_time_in_a_loop_over_microbatches_reduces_once_for_both():
     assert reductions(entry) == Counter({(RS, weight): 3, (AR, WIDTH * F32): 1, (AR, F32): 1})
 
 
+@pytest.mark.ci
 def test_convolutions_wait_too():
     params = drawn({"conv": (3, 3, 8, 32), "bias": (32,), "dense": (32, 16)})
 
@@ -90,6 +92,7 @@ def regression(dtype=jnp.float32):
     return loss, params, {"x": jax.random.normal(jax.random.key(1), (EXAMPLES, WIDTH), dtype)}
 
 
+@pytest.mark.ci
 def test_a_table_looked_up_at_every_time_step_is_reduced_once():
     def step(params, batch):
         def loss(params):
@@ -109,6 +112,7 @@ def test_a_table_looked_up_at_every_time_step_is_reduced_once():
     assert reductions(entry) == Counter({(RS, VOCAB * WIDTH * F32): 1, (AR, F32): 1})
 
 
+@pytest.mark.ci
 def test_a_term_that_is_no_sum_over_examples_counts_once_and_moves_nothing():
     loss, params, batch = regression()
 

@@ -154,7 +154,7 @@ def the_same(group, dim, strategy):
 
 
 OWN = {"dp": 0, "fsdp": 0, "sp": 1, "dp+sp": 1, "tp": 2, "fsdp+tp": 2}  # the dimension that it divides
-SHORT = [("strides", "tp"), ("running", "dp"), ("running", "sp"), ("windows", "fsdp"), ("orders", "dp+sp")]
+SHORT = [("strides", "tp"), ("running", "dp"), ("windows", "fsdp"), ("orders", "dp+sp")]
 ALL = [(group, dim, strategy) for group in GROUPS for dim in range(3) for strategy in MESHES]
 
 

@@ -270,6 +270,7 @@ def test_every_device_gets_the_sum_of_its_group():
         assert right and seconds > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("setting", "value"), [("jax_disable_jit", True), ("jax_enable_x64", True)])
 def test_a_mesh_of_explicit_axes_is_examined_under_any_setting(setting, value):
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Explicit,) * 2)

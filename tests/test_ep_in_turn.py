@@ -126,9 +126,7 @@ def close(got: Any, wanted: Any) -> None:
 
 FORMS = [
     taken,
-    dropped,
-    counted,
-    *(pytest.param(f, marks=pytest.mark.full) for f in (masked, stacked, numbered)),
+    *(pytest.param(f, marks=pytest.mark.full) for f in (dropped, counted, masked, stacked, numbered)),
 ]
 
 
@@ -148,6 +146,7 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
 
 
+@pytest.mark.ci
 def test_no_matrix_is_gathered_between_the_passes_of_a_loop():
     """What the backward pass reads of one, here each transposed, lies where its expert is."""
 
@@ -167,6 +166,7 @@ def test_no_matrix_is_gathered_between_the_passes_of_a_loop():
     assert max(size for kind, _, size in sent(sharded.report()) if kind == AG) == TOKENS
 
 
+@pytest.mark.ci
 def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
     """Of bytes 0 - 1 is 255: the least of that and 7, and 1 more, is out of range, and the first trip takes the last
     expert, as the last trip does: the matrices are not taken one after the other, as they are with signs."""

@@ -91,7 +91,7 @@ def params_of(form: Any) -> Params:
 
 FORMS = (best_two, best_one, one_token, one_by_one, in_layers, by_place)
 SUMS = (("ep", "expert=8"), BESIDE, ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2"))
-QUICK = ((best_two, SUMS[3]), (in_layers, SUMS[2]))
+QUICK = ((best_two, SUMS[3]),)
 TABLE = [
     pytest.param(
         form, *on, marks=() if (form, on) in QUICK else pytest.mark.full, id=f"{form.__name__} {on[0]}"

@@ -103,7 +103,7 @@ WAYS = {
     "fsdp": ("data=4", {"remat": "dots"}),
     "fsdp+tp": ("data=2 model=2", {"precision": "bf16"}),
 }
-PAIRS = {(asked_again, "pp"), (two_losses, "dp"), (in_a_scan, "fsdp"), (stopped, "pp"), (counted, "dp")}
+PAIRS = {(asked_again, "pp"), (two_losses, "dp"), (in_a_scan, "fsdp")}
 LINES = {(in_a_scan, "pp"): "in a loop of its own", (in_a_scan, "dp"): "can't be traced for"}
 
 

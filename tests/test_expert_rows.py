@@ -86,6 +86,7 @@ def test_rows_that_are_sorted_to_experts_are_counted_for_each_layer_of_a_loop():
     assert experts.layers[0].chosen != experts.layers[1].chosen
 
 
+@pytest.mark.ci
 def test_a_cell_counts_rows_before_its_first_step(notebook, as_asked):
     """Its state is the one that the first step takes, though each call gives another; so in a step that drops none."""
     notebook.run("%mesh cpu:8 expert=8;")

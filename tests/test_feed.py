@@ -95,6 +95,7 @@ def test_a_loader_that_writes_each_batch_over_the_last_gives_the_same_batches():
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.ci
 def test_no_more_than_so_many_batches_are_taken_ahead():
     asked = []
 

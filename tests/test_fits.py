@@ -59,7 +59,7 @@ CASES = {
     "weights in place": Case(sgd, "fsdp", True, 1),
     "a batch": Case(linear, "dp", False, 1),
 }
-QUICK = {("v5e", "old and new weights"), ("v6e", "a batch")}
+QUICK = {("v5e", "old and new weights")}
 TABLE = [
     pytest.param(
         key,

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from followed import KEY, MEAN, ROW, B, W, X, Y, case, check, normal, squares
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -169,6 +170,7 @@ def test_dropout_draws_are_the_rows_of_the_whole_batchs_draw():
     assert sorted(made.followed.draws.values()) == [0, 0]
 
 
+@pytest.mark.ci
 def test_gamma_draws_with_one_key_depend_on_all_examples():
     def one(w, x):
         return ((x @ w).sum(1) * jax.random.gamma(KEY, 2.0, (len(x),))).mean()

@@ -60,10 +60,10 @@ def trained(name, strategy, mesh, **options):
     ("name", "strategy", "mesh"),
     [
         ("mlp", "fsdp", "cpu:8 data=8"),
-        pytest.param("transformer, scanned", "fsdp", "cpu:8 data=8", marks=pytest.mark.ci),
-        ("transformer", "fsdp+tp", "cpu:8 data=4 model=2"),
-        pytest.param("transformer", "fsdp", "cpu:8 data=8", marks=pytest.mark.ci),
-        pytest.param("transformer, scanned", "dp+fsdp", "cpu:8 data=2 fsdp=4", marks=pytest.mark.ci),
+        pytest.param("transformer, scanned", "fsdp", "cpu:8 data=8", marks=pytest.mark.full),
+        pytest.param("transformer", "fsdp+tp", "cpu:8 data=4 model=2", marks=pytest.mark.ci),
+        pytest.param("transformer", "fsdp", "cpu:8 data=8", marks=pytest.mark.full),
+        pytest.param("transformer, scanned", "dp+fsdp", "cpu:8 data=2 fsdp=4", marks=pytest.mark.full),
         pytest.param("transformer, scanned", "fsdp+sp", "cpu:8 data=4 seq=2", marks=pytest.mark.ci),
     ],
 )
@@ -74,9 +74,10 @@ def test_in_steps_a_step_has_the_plain_steps_numbers(forced, name, strategy, mes
     assert step.entry.plan.mesh.shape["data"] not in sizes or strategy == "fsdp+sp"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
-    [{"microbatches": 2, "reduce": "once"}, pytest.param({"reduce_dtype": "f32"}, marks=pytest.mark.ci)],
+    [{"microbatches": 2, "reduce": "once"}, pytest.param({"reduce_dtype": "f32"}, marks=pytest.mark.full)],
 )
 def test_in_steps_options_of_the_sum_keep_the_numbers(forced, options):
     _, got, want = trained("transformer, scanned", "fsdp", "cpu:8 data=8", **options)
@@ -152,7 +153,7 @@ def test_groups_of_far_and_of_near_devices():
     ("mesh", "steps"),
     [
         ("v5p:4x4x4 data=64", [(4, 1), (16, 4)]),  # a line of the cube, then a plane
-        pytest.param("v4:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.ci),
+        pytest.param("v4:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.full),
         pytest.param("v5p:8x8x8 data=512", [(8, 1), (64, 8)], marks=pytest.mark.ci),
         ("v5p:4x4x4 data=16 model=4", [(16, 1)]),
         ("v5p:2x2x2 data=8", [(8, 1)]),
@@ -222,7 +223,7 @@ def padded() -> float:
     [
         pytest.param("v5p:4x4x4 data=64", 0, marks=pytest.mark.ci),
         pytest.param("v4:4x4x4 data=64", 0, marks=pytest.mark.full),
-        pytest.param("tpu7x:4x4x4 data=128", 0, marks=pytest.mark.ci),
+        pytest.param("tpu7x:4x4x4 data=128", 0, marks=pytest.mark.full),
         pytest.param("v5p:8x8x8 data=512", padded(), marks=pytest.mark.full),
     ],
 )
@@ -236,7 +237,7 @@ def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh, more)
 
 @on_tpus
 @pytest.mark.ci
-@pytest.mark.parametrize("hidden", [WIDTH, WIDTH // 2])
+@pytest.mark.parametrize("hidden", [pytest.param(WIDTH, marks=pytest.mark.full), WIDTH // 2])
 def test_weights_of_other_shapes_send_what_theory_says_whichever_dimension_is_divided(hidden):
     _, ratio = compiled_for("v5p:4x4x4 data=64", hidden=hidden)
     assert 0.99 < ratio <= 1.02

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hosts_cells import NOTEBOOKS, step_of
 from hosts_notebook import Hosts, unopened
+from thinned import thinned
 
 pytestmark = pytest.mark.ci
 
@@ -30,7 +31,7 @@ def assert_alike(one: list[list[str]], two: list[list[str]]) -> None:
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-4) and len(a) == len(b)
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", thinned(NOTEBOOKS, ("nnx",)))
 def test_a_notebook_goes_on_on_hosts_behind_its_step_and_all_its_cells_run_again(hosts: Hosts, name: str):
     cells = NOTEBOOKS[name]
     middle = step_of(cells) + 1

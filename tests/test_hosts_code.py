@@ -49,10 +49,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.mark.parametrize(
     ("line", "before", "cell"),
     [
-        ("fsdp", "", PLAIN),
+        pytest.param("fsdp", "", PLAIN, marks=pytest.mark.full),
         ("fsdp --donate", "", PLAIN),
         ("fsdp --data per-host", OWN_ROWS, PLAIN),
-        ("dp", "", KEYED),
+        pytest.param("dp", "", KEYED, marks=pytest.mark.full),
         ("fsdp", "", OBJECTS),
     ],
     ids=["arrays", "donated", "per-host", "keys", "objects"],

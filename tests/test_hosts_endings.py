@@ -105,9 +105,9 @@ def kernels() -> Iterator[list[Kernel]]:
     [
         "hosts.close()\ntime.sleep(1)\nprint(sorted({t.name for t in threading.enumerate()} - {'MainThread'}))",
         "",
-        "raise SystemError('no')",
-        "os._exit(3)",
-        "os.kill(os.getpid(), signal.SIGTERM)",
+        pytest.param("raise SystemError('no')", marks=pytest.mark.full),
+        pytest.param("os._exit(3)", marks=pytest.mark.full),
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", marks=pytest.mark.full),
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.kill(hosts.joined[0].pid, signal.SIGKILL)\ntime.sleep(0.2)\nos.kill(os.getpid(), signal.SIGKILL)",
         "for each in (*hosts._processes, hosts.watched()[0]): each.kill()\nos.kill(os.getpid(), signal.SIGKILL)",
@@ -182,7 +182,9 @@ def test_nothing_is_left_of_hosts_that_can_not_be_started(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(0.5, marks=pytest.mark.full), 2.0, pytest.param(3.5, marks=pytest.mark.full)]
+)
 def test_nothing_is_left_of_a_start_that_is_stopped(
     kernels: list[Kernel], tmp_path: Path, seconds: float, number: int
 ):

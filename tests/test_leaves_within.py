@@ -179,6 +179,7 @@ def test_every_device_is_said_to_hold_what_jax_puts_there(show: Stage):
     assert said == expected
 
 
+@pytest.mark.ci
 def test_keys_and_clicks_in_an_array_stay_on_its_devices(show: Stage):
     shown = show(staged())
     shown.fire(leaf="adapters.kernel", device=7)  # on stages 1 and 2: devices 2 to 5

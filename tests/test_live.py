@@ -52,7 +52,7 @@ def test_the_largest_buffer_of_attention_is_its_scores_on_their_line():
     assert memory.live.line in range(line("scores = x @ w @ x.T"), line("return w - 0.1 * grad, loss") + 1)
 
 
-@pytest.mark.parametrize("step", ["mlp", "transformer, scanned"])
+@pytest.mark.parametrize("step", ["mlp", pytest.param("transformer, scanned", marks=pytest.mark.full)])
 def test_the_buffers_and_the_rest_add_up_to_the_temporaries(step):
     call = STEPS[step]()
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory
@@ -68,6 +68,7 @@ def test_the_buffers_and_the_rest_add_up_to_the_temporaries(step):
     )  # constants, which `peak` leaves out on CPU
 
 
+@pytest.mark.ci
 def test_gathered_weights_are_named_by_their_leaves():
     call = STEPS["transformer"]()
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory

@@ -26,6 +26,7 @@ def test_the_program_has_what_its_cell_needs_and_nothing_else(prepared):
     assert "unused" not in text and "get_ipython" not in text and "%" + "mesh" not in text
 
 
+@pytest.mark.ci
 def test_a_step_that_trained_before_begins_with_its_first_state(prepared):
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
     prepared.run("w, loss = train_step(w, x)")

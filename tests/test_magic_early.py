@@ -81,10 +81,10 @@ for i in range(6):
     "end",
     [
         "    if i == 4: raise KeyboardInterrupt",
-        "    if i == 4: raise ValueError('mine')",
-        "train_step(w, x[:, :3])",
+        pytest.param("    if i == 4: raise ValueError('mine')", marks=pytest.mark.full),
+        pytest.param("train_step(w, x[:, :3])", marks=pytest.mark.full),
         "train_step(w)",
-        "stopped_inside()\ntrain_step(w, x)",
+        pytest.param("stopped_inside()\ntrain_step(w, x)", marks=pytest.mark.full),
     ],
 )
 def test_a_cell_that_ended_early_keeps_no_old_state_on_the_devices(given, monkeypatch, end):

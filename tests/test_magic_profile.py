@@ -34,6 +34,7 @@ def test_the_last_step_is_recorded_afterwards_and_kept_in_the_history(given):
     assert given.run(f"%shard history {report.number}").measured == report.measured
 
 
+@pytest.mark.ci
 def test_a_pipeline_is_recorded_and_the_files_of_its_recording_kept(given, tmp_path):
     line = f"%%shard pp --mesh pipe=2 --microbatches 2 --profile 1 --trace {tmp_path}"
     report = given.run(line + STEP + LOOP)

@@ -297,6 +297,7 @@ def validate(layers):
 """
 
 
+@pytest.mark.ci
 def test_a_function_that_meets_the_state_of_a_pipeline_is_told_how_to_gather_it(given, capsys):
     given.run(DEEP.partition("def train_step")[0] + EVALUATED)
     step = "%%shard pp --mesh pipe=2" + DEEP

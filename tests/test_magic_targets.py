@@ -94,6 +94,7 @@ def test_in_a_script_the_line_of_a_failed_compiler_has_the_verdict_of_the_plan(n
     assert str(refused.value).endswith("of a device's 15.75\u202fGiB")
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_every_view_names_the_devices_of_a_slice_alike(notebook):
     notebook.run(SHAPES)
@@ -224,6 +225,7 @@ def test_in_python_a_step_on_a_slice_compiles_and_refuses_to_be_called():
         api.shard(double, "dp", mesh="v5e:2x2 data=4", on="v5p")
 
 
+@pytest.mark.ci
 def test_abstract_makes_shapes_of_what_the_notebook_holds(notebook, capsys):
     notebook.run(STATE + "state = init(jax.random.key(0))\n")
     notebook.run("%shard abstract state")

@@ -54,8 +54,8 @@ def trained(step, calls=3):
         ("dp", "data=8"),
         ("fsdp", "data=8"),
         ("pp", "pipe=2"),
-        pytest.param("tp", "model=4", marks=pytest.mark.ci),
-        pytest.param("pp+fsdp", "pipe=2 data=2", marks=pytest.mark.ci),
+        pytest.param("tp", "model=4", marks=pytest.mark.full),
+        pytest.param("pp+fsdp", "pipe=2 data=2", marks=pytest.mark.full),
     ],
 )
 def test_momenta_on_the_host_come_back_on_the_host(strategy, mesh):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from followed import MEAN, W, X, case, check, normal
 from jax import lax
+from thinned import thinned
 
 from jaxshard_magic.gradients.remat import products_saveable
 from jaxshard_magic.program.batching.examples import Sum, Unknown
@@ -169,7 +170,7 @@ REMATS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", thinned(FORMS, [*FORMS][::3]))
 def test_each_microbatch_sorts_its_own_rows(form):
     check(case(lambda p, x: ((form(p, x) - x) ** 2).mean(), P, X), MEAN, rtol=2e-4)
 

@@ -224,6 +224,7 @@ def test_a_loop_of_unknown_length_tells_nothing():
 SHAPES = Shape((4096, 4096), jnp.float32), Shape((64, 4096), jnp.float32)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_a_tpu_waits_for_the_sum_of_gradients_at_the_end_of_a_step():
     """The gradient, in whatever type the compiler sends it, is summed where nothing is left to compute."""

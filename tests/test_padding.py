@@ -84,7 +84,7 @@ def drawn(p, batch):
     ("loss", "examples"),
     thinned(
         [(mean, 13), (masked, 13), (total, 13), (mean, 2), (drawn, 13)],
-        [(masked, 13), (drawn, 13)],
+        [(masked, 13)],
     ),
 )
 def test_all_numbers_are_those_of_the_real_rows(loss, examples):
@@ -117,6 +117,7 @@ def test_the_last_batch_of_an_epoch_goes_on_with_the_same_state():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_statistics_of_an_nnx_batch_norm_are_those_of_the_real_rows():
     def step(model, optimizer, x):
         def loss(model):

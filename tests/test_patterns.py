@@ -34,6 +34,7 @@ from zoo.parts import Draw, cross_entropy, descend, mlp, mlp_params
 import jaxshard_magic
 
 
+@pytest.mark.ci
 def test_pmap_with_a_replicated_train_state():
     mapped = jax.pmap(partial(linen_step, reduce=lambda x: lax.pmean(x, "batch")), axis_name="batch")
     sharded = jaxshard_magic.shard(mapped, "pmap", mesh="data=8")
@@ -176,6 +177,7 @@ def scanned(state, batch):
     return state.apply_gradients(grads=jax.tree.map(lambda g: g / PARTS, grads)), value / PARTS
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("step", "reduce"), [(sliced, "each"), (scanned, "once")])
 def test_accumulation_written_into_the_step(step, reduce):
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=8", reduce=reduce)
@@ -184,6 +186,7 @@ def test_accumulation_written_into_the_step(step, reduce):
     assert layout(sharded)["state.params.Dense_0.kernel"] == P(None, "data")
 
 
+@pytest.mark.ci
 def test_the_option_in_the_place_of_accumulation_by_hand():
     sharded = jaxshard_magic.shard(linen_step, "fsdp", mesh="data=8", microbatches=PARTS, reduce="once")
     state, told = thrice(jax.jit(scanned), train_state(), labelled())

@@ -173,6 +173,7 @@ def test_stages_within_a_tenth_of_the_mean_are_even():
     assert advise(compiled("gpipe", 2, 8, Costs([1.08 * MS, MS], [MS, MS], [MS, MS])), "uneven-stages") == []
 
 
+@pytest.mark.ci
 def test_stages_that_run_the_same_programs_are_even_however_long_one_of_them_took():
     slow = [MS, 1.25 * MS, MS, MS]
     costs = Costs(slow, slow, slow)
@@ -248,6 +249,7 @@ def test_a_boundary_that_is_slow_beside_a_forward_action_is_told():
     )
 
 
+@pytest.mark.ci
 def test_boundaries_that_are_quick_or_alike_are_not_told():
     quick = compiled("1f1b", 4, 16, Costs(MS, MS, MS, 0.001 * MS))
     assert advise(quick, "heavy-boundary", crossing=THREE, transfers=[0.001 * MS] * 3) == []

@@ -81,7 +81,13 @@ def threads():
 
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize(
-    ("where", "when"), [(0, "forward"), (1, "backward"), (2, "forward"), (2, "backward")]
+    ("where", "when"),
+    [
+        (0, "forward"),
+        pytest.param(1, "backward", marks=pytest.mark.full),
+        pytest.param(2, "forward", marks=pytest.mark.full),
+        (2, "backward"),
+    ],
 )
 def test_an_error_in_a_stage_ends_the_step_and_leaves_the_state(where, when, donate):
     fuse = Fuse()
@@ -116,6 +122,7 @@ def test_the_note_names_the_action_that_failed():
     assert "in rank 2 of the pipeline" in caught.value.__notes__
 
 
+@pytest.mark.ci
 def test_errors_follow_each_other():
     fuse = Fuse()
     step = piped(with_fuse(fuse, 1, "forward"), donate=True)
@@ -142,6 +149,7 @@ def test_threads_end_with_the_step():
         time.sleep(0.01)
 
 
+@pytest.mark.ci
 def test_two_pipelines_called_in_turns_and_from_two_threads():
     plain = with_fuse(Fuse(), 0, "forward")
     both = [piped(plain), piped(plain, schedule="zb-h1")]

@@ -305,6 +305,7 @@ def test_too_few_markers_end_a_cell_before_anything_runs():
         sharded.prepare(*args)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options", thinned([{}, {"microbatches": 4, "remat": "full", "precision": "bf16"}], [{}])
 )
@@ -335,6 +336,7 @@ def data():
     return steps.normal(1, 16, 8), steps.normal(2, 16, 1)
 
 
+@pytest.mark.ci
 def test_in_linen_modules():
     model, (x, y) = Linen(), data()
 

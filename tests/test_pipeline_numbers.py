@@ -63,8 +63,6 @@ QUICK = {  # a row or two of each schedule
     ("tied embeddings, scanned", "zb-h1", 2),
     ("scanned transformer", "interleaved", 2),
     ("metrics", "dualpipev", 2),
-    ("penalty on weights", "gpipe", 3),
-    ("experts and keys", "1f1b", 2),
 }
 FITTING = {
     "1f1b": (2, 3, 4),
@@ -236,6 +234,7 @@ def numbers(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_key else x, np.float64)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "row",
     [

@@ -59,7 +59,7 @@ def assert_each_layer_has_its_line(report: Report):
 @pytest.mark.parametrize(
     ("strategy", "name"),
     [
-        ("pp", "1f1b"),
+        pytest.param("pp", "1f1b", marks=pytest.mark.full),
         pytest.param("pp+fsdp", "1f1b", marks=pytest.mark.full),
         ("pp+fsdp", "zb-h1"),
     ],
@@ -86,6 +86,7 @@ def test_what_moves_is_counted_as_often_as_the_schedule_runs_it():
         assert c.wire_bytes == c.count * WIDE * WIDE * 4 / 2 / 2
 
 
+@pytest.mark.ci
 def test_rows_of_several_stages_name_all_that_moves():
     sharded = prepared(steps.unrolled(), "pp", "pipe=4 data=2", cut="^block$")
     (layers,) = (c for c in sharded.report().collectives if "layers" in (c.what or ""))
@@ -94,6 +95,7 @@ def test_rows_of_several_stages_name_all_that_moves():
     assert layers.wire_bytes == 8 * 16 * 32 * 4 / 4
 
 
+@pytest.mark.ci
 def test_measured_costs_of_alike_stages_are_the_same():
     step, args = written_out()
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=MICROBATCHES, cut="^block$")
@@ -124,6 +126,7 @@ def test_flops_are_of_the_pass_that_runs_them():
     assert [each[:3] for each in report.pipeline.costs] == [(1.0, 0.0, 1.5), (1.0, 1.0, 1.0)]
 
 
+@pytest.mark.ci
 def test_the_update_goes_over_the_pieces_of_a_stack_that_are_on_a_rank():
     sharded = prepared(steps.scanned(7), "pp", "pipe=4", on="v5e")
     report, pieces = sharded.report(), sharded.entry.compiled.split.losses[0].cut.pieces
@@ -186,7 +189,10 @@ def in_a_loop():
     return step, (params, normal(1, 16, 16), normal(2, 16, 16))
 
 
-@pytest.mark.parametrize(("strategy", "axes"), [("pp+fsdp+tp", "data=2 model=2"), ("pp+tp", "model=2")])
+@pytest.mark.parametrize(
+    ("strategy", "axes"),
+    [("pp+fsdp+tp", "data=2 model=2"), pytest.param("pp+tp", "model=2", marks=pytest.mark.full)],
+)
 def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
     report = prepared(in_a_loop(), strategy, f"pipe=2 {axes}").report()
     gradients = [c for c in report.collectives if (c.what or "").startswith("gradient of params.layers")]
@@ -198,7 +204,7 @@ def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.full), "zb-h1"])
 def test_the_gradients_of_stacked_layers_are_reduced_once_for_all_microbatches(schedule):
     report = prepared(in_a_loop(), "pp", "pipe=2 data=2", schedule=schedule).report()
     (gradients,) = (c for c in report.collectives if (c.what or "").startswith("gradient of params.layers"))
@@ -208,6 +214,7 @@ def test_the_gradients_of_stacked_layers_are_reduced_once_for_all_microbatches(s
     assert gradients.bytes == layers * WIDE * WIDE * 4
 
 
+@pytest.mark.ci
 def test_a_backward_loop_is_two_only_for_a_schedule_that_runs_its_halves():
     """What the first half makes for the second is held for all layers at once."""
     loops, shares = {}, {}

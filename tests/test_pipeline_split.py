@@ -68,6 +68,7 @@ def test_factors_of_second_moments_live_with_their_parameters(stacked):
                 assert own in (at, [0]), path
 
 
+@pytest.mark.ci
 def test_only_numbers_travel_to_clip_and_update():
     clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
     for stacked in (False, True):

@@ -7,7 +7,7 @@ import optax
 import pipelined_images as images
 import pipelined_steps as steps
 import pytest
-from thinned import CI, thinned
+from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
@@ -98,7 +98,7 @@ def of_pipeline(made, mesh="pipe=2", strategy="pp", **options):
     return piped
 
 
-@pytest.mark.parametrize("name", thinned(WHOLE, ("its own size", "one graph"), CI))
+@pytest.mark.parametrize("name", thinned(WHOLE, ("its own size", "one graph")))
 def test_a_batch_that_cannot_be_taken_apart_is_one_microbatch(name):
     make, why = WHOLE[name]
     piped = of_pipeline(make())
@@ -118,6 +118,7 @@ def test_it_is_divided_over_the_devices_of_a_stage(name, schedule):
     assert of_pipeline(made, "pipe=2 data=2", "pp+fsdp", schedule=schedule).checked.passed
 
 
+@pytest.mark.ci
 def test_with_microbatches_asked_for_the_numbers_are_those_of_a_loop_by_hand():
     piped = of_pipeline(of(contrastive)(), microbatches=4)
     assert piped.checked.passed and "microbatches" in piped.checked.reference
@@ -132,6 +133,7 @@ def test_a_schedule_without_a_form_for_one_microbatch_says_why_there_is_one():
     assert refused.value.fix == "--schedule 1f1b --chunks 1"
 
 
+@pytest.mark.ci
 def test_a_batch_that_two_stages_read_may_be_of_numpy_or_jax_and_lie_anywhere():
     """Every language model: the first stage embeds its tokens, the last one is to predict them."""
 

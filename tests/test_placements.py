@@ -82,8 +82,8 @@ def test_a_placement_on_the_strategys_devices_is_kept():
     [
         (constrained, "fsdp", "data=4"),
         (put, "pp", "pipe=2"),
-        pytest.param(constrained, "pp+fsdp", "pipe=2 data=2", marks=pytest.mark.ci),
-        pytest.param(put, "fsdp", "data=4", marks=pytest.mark.ci),
+        pytest.param(constrained, "pp+fsdp", "pipe=2 data=2", marks=pytest.mark.full),
+        pytest.param(put, "fsdp", "data=4", marks=pytest.mark.full),
     ],
 )
 def test_a_placement_on_other_devices_is_left_out_and_the_report_says_where_it_stands(how, strategy, mesh):
@@ -164,6 +164,7 @@ def test_a_step_that_sets_a_mesh_is_told_to_leave_that_to_the_strategy():
         jaxshard_magic.shard(step, "dp", mesh="data=8")(*args)
 
 
+@pytest.mark.ci
 def test_arrays_of_an_explicit_mesh_are_taken_as_they_are():
     step, args = step_of(lambda h: h)
     own = mesh_of(kind=AxisType.Explicit, data=8)

@@ -106,6 +106,7 @@ def test_collectives_of_every_kind_give_what_pmap_gives():
     same(three(shard(mapped, "data=4 fsdp=2"), *args), want)
 
 
+@pytest.mark.ci
 def test_two_axes_of_the_mesh_go_by_their_names():
     def by_two(state, batch):
         loss, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
@@ -125,6 +126,7 @@ def test_two_axes_of_the_mesh_go_by_their_names():
     np.testing.assert_array_equal(given[0][1], losses[0][1].reshape(-1))
 
 
+@pytest.mark.ci
 def test_a_second_axis_that_divides_no_examples_takes_part():
     """Each device of `model` makes half of the hidden layer; the batch is divided over `data` alone."""
 
@@ -147,6 +149,7 @@ def test_a_second_axis_that_divides_no_examples_takes_part():
     same(three(shard(by_hand, "data=4 model=2"), *whole()), three(plain, *whole()), 2e-4)
 
 
+@pytest.mark.ci
 def test_dropout_draws_differ_as_under_pmap():
     def dropping(state, batch, key):
         key = jax.random.fold_in(key, lax.axis_index("batch"))
@@ -167,6 +170,7 @@ def linen_pmapped():
     return three(jax.pmap(linen_step, axis_name="batch"), state, split(data()))
 
 
+@pytest.mark.ci
 def test_a_replicated_train_state_of_flax_is_understood(linen_pmapped):
     sharded = shard(jax.pmap(linen_step, axis_name="batch"), check=True)
     same(three(sharded, jax_utils.replicate(linen_state()), split(data())), linen_pmapped, 1e-4)
@@ -177,6 +181,7 @@ def test_a_replicated_train_state_of_flax_is_understood(linen_pmapped):
     assert told.fix == "batch_stats = jax.lax.pmean(batch_stats, 'batch')"
 
 
+@pytest.mark.ci
 def test_statistics_without_a_device_axis_have_to_be_reduced(linen_pmapped):
     error = refused(linen_step, linen_state(), data())
     assert "state.batch_stats.BatchNorm_0.mean" in str(error)
@@ -253,6 +258,7 @@ def test_state_of_which_each_device_has_its_own_part_needs_a_device_axis():
     assert "jax.lax.all_gather(momentum, 'batch', tiled=True)" in str(error)
 
 
+@pytest.mark.ci
 def test_the_options_of_pmap_are_honoured():
     def options(state, rate, how, batch):
         grads = lax.pmean(jax.grad(mean_loss)(state["params"], batch), "batch")

@@ -69,6 +69,7 @@ def summed(state, batch):
     return updated(state, lax.pmean(grads, "batch")), loss
 
 
+@pytest.mark.ci
 def test_a_sum_over_devices_inside_the_gradient_is_exact():
     sharded = shard(summed, microbatches=4)
     same(three(sharded, *whole()), first(three(jax.pmap(summed, axis_name="batch"), *stacked())))
@@ -103,6 +104,7 @@ def test_layers_that_reduce_over_devices_are_computed_again(remat):
     assert flops(other) > flops(own)
 
 
+@pytest.mark.ci
 def test_check_knows_the_rounding_of_a_narrow_type_in_such_a_step():
     """The gradient of a bias before a norm is zero but for rounding."""
     sharded = shard(partial(linen_step, sync=True), precision="bf16", check=True)

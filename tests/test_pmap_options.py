@@ -78,7 +78,7 @@ def narrow_loss(params, batch, dtype):
 @pytest.mark.parametrize(
     "options",
     [
-        {"precision": "bf16", "microbatches": 2},
+        pytest.param({"precision": "bf16", "microbatches": 2}, marks=pytest.mark.full),
         pytest.param({"precision": "bf16", "remat": "full"}, marks=pytest.mark.full),
         {"precision": "fp16", "microbatches": 2, "remat": "full"},
     ],
@@ -124,6 +124,7 @@ def test_a_step_that_overflows_on_one_device_is_left_out_on_all():
     assert all((x == held[0]).all() for x in held)
 
 
+@pytest.mark.ci
 def test_dropout_draws_each_device_s_own_numbers():
     def dropping(state, batch, key):
         key = jax.random.fold_in(key, lax.axis_index("batch"))
@@ -192,7 +193,13 @@ def linen_by_hand(state, batch, sync=False):
 
 
 @pytest.mark.parametrize(
-    ("axis", "sync"), [(None, False), (None, True), ("batch", False)], ids=["own", "pmean", "inside"]
+    ("axis", "sync"),
+    [
+        (None, False),
+        pytest.param(None, True, marks=pytest.mark.full),
+        pytest.param("batch", False, marks=pytest.mark.full),
+    ],
+    ids=["own", "pmean", "inside"],
 )
 def test_statistics_go_from_one_microbatch_to_the_next_on_every_device(axis, sync):
     state = linen_state(axis, optax.sgd(0.1, 0.9))
@@ -205,6 +212,7 @@ def test_statistics_go_from_one_microbatch_to_the_next_on_every_device(axis, syn
     assert "from one to the next" in said.message
 
 
+@pytest.mark.ci
 def test_check_compares_such_a_step_with_microbatches_taken_by_hand():
     sharded = shard(partial(linen_step, sync=True), microbatches=2, check=True)
     sharded(linen_state(), data())
@@ -212,6 +220,7 @@ def test_check_compares_such_a_step_with_microbatches_taken_by_hand():
     assert sharded.checked.reference == "a loop over microbatches written by hand, on one device"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"remat": "full"}], ids=str)
 def test_a_loss_that_is_reduced_inside_the_gradient_has_pmap_s_numbers(options):
     def inside(state, batch):
@@ -221,6 +230,7 @@ def test_a_loss_that_is_reduced_inside_the_gradient_has_pmap_s_numbers(options):
     same(three(shard(inside, **options), *whole()), first(pmapped(inside, *stacked())))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [{"microbatches": 4}, {"remat": "2"}], ids=str)
 def test_a_second_axis_inside_the_loss_takes_part(options):
     """Each device of `model` makes half of the hidden layer; the batch is divided over `data` alone."""
@@ -241,6 +251,7 @@ def test_a_second_axis_inside_the_loss_takes_part(options):
     same(three(shard(by_hand, mesh, **options), *whole()), three(shard(by_hand, mesh), *whole()))
 
 
+@pytest.mark.ci
 def test_an_nnx_step_is_updated_in_place():
     def made():
         model = nnx.Sequential(nnx.Linear(WIDTH, HIDDEN, rngs=nnx.Rngs(0)), nnx.relu)
@@ -261,6 +272,7 @@ def test_an_nnx_step_is_updated_in_place():
     same(nnx.state(model), nnx.state(plain), 1e-4)
 
 
+@pytest.mark.ci
 def test_temporaries_fall_with_the_microbatches():
     width, layers, examples = 64, 8, 4096
 
@@ -284,6 +296,7 @@ def test_temporaries_fall_with_the_microbatches():
     assert temporaries(1) > 3.2 * temporaries(4)
 
 
+@pytest.mark.ci
 def test_the_report_compares_with_the_step_without_its_options_and_offers_no_other_reduction():
     sharded = shard(step, microbatches=2, remat="full")
     sharded.prepare(*whole())

@@ -211,6 +211,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
     assert all(event.end - event.start >= takes[event.action[:2]] for event in p.events)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("numbered", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkeypatch):
     """Of three chunks on two ranks stages 2 and 4 run one program, and 1 and 3; each sleeps for a time of its own.

@@ -351,6 +351,7 @@ def test_config_turns_it_off(given, drawn):
     assert drawn == []
 
 
+@pytest.mark.ci
 def test_a_step_that_is_defined_anew_in_a_loop_is_counted_on(given, drawn):
     given.run(
         "%%shard fsdp\nfor rate in (0.1, 0.2):"

@@ -49,7 +49,7 @@ def plain(given):
 
 
 @pytest.mark.parametrize("jit", ["nnx.jit", "imported_before", "nnx.jit(donate_argnames='optimizer')"])
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("early", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_method_that_its_object_jits_runs_sharded(given, plain, jit, early):
     made = PARTIAL.format(jit)
     source = TRAINER.format(early=made if early else "pass", late="pass" if early else made)
@@ -102,7 +102,9 @@ class Trainer:
 """
 
 
-@pytest.mark.parametrize("how", ["", "cache=False", "skip=True"])
+@pytest.mark.parametrize(
+    "how", ["", *(pytest.param(how, marks=pytest.mark.full) for how in ("cache=False", "skip=True"))]
+)
 @pytest.mark.parametrize("line", ["", " --step trainer._train_step"])
 def test_a_trainer_of_an_installed_library_runs_sharded(given, plain, tmp_path, monkeypatch, how, line):
     folder = tmp_path / "site-packages"

@@ -32,7 +32,7 @@ from jaxshard_magic.program.ir import Program
     ("loss", "how"),
     thinned(
         [(unrolled, "2"), (unrolled, "full"), (unrolled, "attention|mlp"), (scanned, "2"), (scanned, "dots")],
-        [(unrolled, "attention|mlp"), (scanned, "2")],
+        [(scanned, "2")],
     ),
 )
 def test_a_transformer_with_dropout_has_the_same_loss_outputs_and_gradients(loss, how):

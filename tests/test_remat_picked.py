@@ -106,6 +106,7 @@ def test_a_value_with_a_name_is_computed_again_and_nothing_else_is():
     assert kept(found.closed) == kept(closed) - 2 * ARRAY
 
 
+@pytest.mark.ci
 def test_modules_of_nnx_are_known_by_their_classes():
     class Attention(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
@@ -132,6 +133,7 @@ def test_modules_of_nnx_are_known_by_their_classes():
     assert kept(remat(closed, "3").closed) < kept(closed)
 
 
+@pytest.mark.ci
 def test_modules_of_linen_are_known_by_their_scopes():
     class Layer(nn.Module):
         @nn.compact

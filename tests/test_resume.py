@@ -33,8 +33,8 @@ def test_a_loop_that_was_ended_twice_gives_the_numbers_of_one_never_ended(tmp_pa
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
     [
-        pytest.param("fsdp+tp", "data=2 model=2", marks=pytest.mark.ci),
-        pytest.param("dp", "data=2", marks=pytest.mark.ci),
+        pytest.param("fsdp+tp", "data=2 model=2", marks=pytest.mark.full),
+        pytest.param("dp", "data=2", marks=pytest.mark.full),
         pytest.param("pp", "pipe=2", marks=pytest.mark.ci),
         ("dp", "data=1"),
     ],

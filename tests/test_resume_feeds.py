@@ -78,6 +78,7 @@ def test_a_feed_goes_on_at_its_place_in_the_data(tmp_path, state, loaded):
     )
 
 
+@pytest.mark.ci
 def test_of_several_feeds_all_data_is_loaded_again(tmp_path):
     whole = fed(feeds=2)
     fed(tmp_path, feeds=2, stop=CALLS + 3, every=CALLS + 2)

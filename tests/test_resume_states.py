@@ -96,7 +96,7 @@ STEPS = {
     "fp16": (plain, step_of(TX, steep=1000), {"precision": "fp16"}, None),
     "microbatches": (plain, step_of(TX), {"microbatches": 2}, None),
 }
-ALWAYS = {"a rate that the loop sets", "fp16"}
+ALWAYS = {"fp16"}
 
 
 def trained(kind, folder=None, calls=CALLS, stop=None):
@@ -121,7 +121,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(x, marks=[] if x in ALWAYS else pytest.mark.ci) for x in STEPS]
+    "kind", [pytest.param(x, marks=[] if x in ALWAYS else pytest.mark.full) for x in STEPS]
 )
 def test_a_step_of_any_kind_goes_on_where_it_was(tmp_path, kind):
     trained(kind, tmp_path, stop=STOP)
@@ -129,7 +129,7 @@ def test_a_step_of_any_kind_goes_on_where_it_was(tmp_path, kind):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("calls", [1, CALLS])
+@pytest.mark.parametrize("calls", [pytest.param(1, marks=pytest.mark.full), CALLS])
 def test_a_loop_that_ended_goes_on_with_more_steps(tmp_path, calls):
     """After one call, too: the state that goes into the second has numbers that were Python's."""
     trained("linen", tmp_path, calls)

@@ -24,7 +24,7 @@ from jaxshard_magic.strategies.traffic import traffic
 
 CP = "collective-permute"
 ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=4 model=2", "fsdp+sp": "data=2 seq=4"}
-QUICK = {("by hand", "full", "sp+tp"), ("repeated", "segments", "fsdp+sp")}
+QUICK = {("repeated", "segments", "fsdp+sp")}
 TYPES = {"float32": (jnp.float32, 2e-4), "bfloat16": (jnp.bfloat16, 3e-2)}
 
 
@@ -146,7 +146,7 @@ def test_keys_and_values_go_round_and_their_gradients_behind_them():
 
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_on_a_tpu_what_is_multiplied_goes_round_in_bfloat16(count, monkeypatch):
     """Keys and values at every turn; of what zig-zag deals out queries, keys, values and the result's gradient, and the
     gradients of keys and values, which products alone read. The result, which a loop keeps, and the gradient of the
@@ -180,6 +180,7 @@ def test_where_something_needs_positions_in_order_each_attention_deals_them_out(
     assert [m.bytes for m in moves(ring, params, batch) if m.bytes == segments] == [segments]
 
 
+@pytest.mark.ci
 def test_what_sees_everything_is_not_dealt_out_anew():
     step, params, x = layers(lambda t: None, n=1)
     found, told = permuted(sharded(step, "dp+sp", "cpu:8 data=2 seq=4"), params, x)
@@ -194,6 +195,7 @@ def test_bfloat16_goes_round_as_such_and_its_sums_in_float32():
     assert found == told == Counter({x.nbytes // 8: 6 * 3})
 
 
+@pytest.mark.ci
 def test_a_window_goes_no_further_than_it_sees():
     """Eight positions a device: of the keys from 15 positions before on those two devices are seen beside its own."""
     at = jnp.arange(TIME)
@@ -227,6 +229,7 @@ def form(span):
     return Form(1, 0, 1.0, span, (), False, None, (None, None), jnp.float32)
 
 
+@pytest.mark.ci
 def test_attention_of_long_sequences_takes_a_fifth_of_the_memory_of_gathered_keys():
     """As compiled for 4,096 positions on 8 devices, value and gradient of one layer with its projections."""
     heads, head, time = 2, 64, 4096
@@ -304,6 +307,7 @@ def test_rings_of_one_line_are_told_apart():
     }
 
 
+@pytest.mark.ci
 def test_gathered_keys_are_said_to_be_more_than_divided_heads_send():
     """Of one layer 4 x (n - 1)/n arrays are gathered and scattered; by heads 8 x (n - 1)/n of a part go over, and
     nothing else that differs."""

@@ -68,7 +68,11 @@ def alone() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("hosts", "cases"),
-    [(2, CASES), (4, AXES), pytest.param(4, CASES, marks=pytest.mark.full)],
+    [
+        (2, CASES),
+        pytest.param(4, AXES, marks=pytest.mark.full),
+        pytest.param(4, CASES, marks=pytest.mark.full),
+    ],
     ids=["2", "4", "4, all cases"],
 )
 def test_a_step_on_several_hosts_has_the_numbers_and_the_moves_of_one(

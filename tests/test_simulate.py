@@ -81,6 +81,7 @@ def test_jax_without_a_cpu_backend_says_what_to_set(monkeypatch):
 # What happens to the arrays
 
 
+@pytest.mark.ci
 @alone
 def test_sharded_committed_and_plain_arrays_all_work_on_the_new_devices():
     mesh = use("data=4").mesh

@@ -45,9 +45,16 @@ def numbers(*objects):
     return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in leaves]
 
 
-@pytest.mark.parametrize("donate", [None, True])
 @pytest.mark.parametrize(
-    "fn", [train, nnx.jit(train), nnx.jit(train, donate_argnames=("model", "optimizer"))]
+    ("fn", "donate"),
+    [
+        (train, None),
+        pytest.param(train, True, marks=pytest.mark.full),
+        pytest.param(nnx.jit(train), None, marks=pytest.mark.full),
+        (nnx.jit(train), True),
+        (nnx.jit(train, donate_argnames=("model", "optimizer")), None),
+        pytest.param(nnx.jit(train, donate_argnames=("model", "optimizer")), True, marks=pytest.mark.full),
+    ],
 )
 def test_nnx_objects_are_updated_in_place(fn, donate, monkeypatch):
     step, mine, plain = shard(fn, donate=donate), net(), net()
@@ -61,6 +68,7 @@ def test_nnx_objects_are_updated_in_place(fn, donate, monkeypatch):
     same(mine[2].compute(), plain[2].compute())
 
 
+@pytest.mark.ci
 def test_modes_and_static_attributes_are_never_stale():
     def apply(model, batch):
         return model(batch["x"])
@@ -76,6 +84,7 @@ def test_modes_and_static_attributes_are_never_stale():
     same(numbers(model), numbers(plain))
 
 
+@pytest.mark.ci
 def test_replaced_layers_and_variables_are_seen():
     def apply(model, batch):
         return model(batch["x"])
@@ -164,6 +173,7 @@ def test_new_objects_and_gradients_come_back(monkeypatch):
         no_way_back(monkeypatch)
 
 
+@pytest.mark.ci
 def test_objects_that_other_nnx_transforms_used_meanwhile_are_still_right():
     mine, plain = net(), net()
     step, jitted = shard(train), nnx.jit(train)
@@ -222,6 +232,7 @@ def test_a_forgotten_model_is_let_go():
     assert gone[0]() is None and gone[1]() is None
 
 
+@pytest.mark.ci
 def test_two_models_take_turns_on_the_short_way(monkeypatch):
     step, first, second = shard(train), net(), net()
     for objects in (first, second):

@@ -169,9 +169,13 @@ def cell_of():
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("/tmp/ipykernel_111/2718281828.py", "/tmp/ipykernel_222/2718281828.py"),
+        pytest.param(
+            "/tmp/ipykernel_111/2718281828.py", "/tmp/ipykernel_222/2718281828.py", marks=pytest.mark.full
+        ),
         ("<ipython-input-3-0123456789ab>", "<ipython-input-7-0123456789ab>"),
-        ("/tmp/ipython-input-3-2718281828.py", "/tmp/ipython-input-7-2718281828.py"),
+        pytest.param(
+            "/tmp/ipython-input-3-2718281828.py", "/tmp/ipython-input-7-2718281828.py", marks=pytest.mark.full
+        ),
     ],
 )
 def test_the_same_cell_in_another_session_is_not_compiled_again_and_has_that_sessions_name(

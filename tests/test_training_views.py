@@ -171,6 +171,7 @@ def training_row(step: int):
     return Row(step, step / 100, {"loss": 10 / step, "acc": step / 600})
 
 
+@pytest.mark.ci
 def test_hours_of_training_tell_their_page_seldom(page):
     made, hours = run(400), 6 * 3600
     with TrainingView(made, "auto") as view:
@@ -182,6 +183,7 @@ def test_hours_of_training_tell_their_page_seldom(page):
     assert len(page.pages[0].static) < 200
 
 
+@pytest.mark.ci
 def test_a_report_has_a_tab_for_its_training(show: Stage):
     shown = show(trained(astray=301), ["training"])
     expect(shown.panel.locator(".jsm-lead")).to_contain_text("loss NaN after 400 steps, from 10")

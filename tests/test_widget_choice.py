@@ -3,12 +3,13 @@
 import pytest
 from browsing import Stage, expect
 from sample_choices import CHOICES, measured, planned, predicted
+from thinned import thinned
 
 from jaxshard_magic.views.choice.text import runs
 from jaxshard_magic.views.choice.widget import ChoiceView
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, ("many", "ended")))
 def test_every_choice_is_drawn_and_nothing_stands_out_of_it(name: str, show: Stage):
     for width, theme in ((900, "light"), (620, "dark")):
         shown = show(CHOICES[name](), None, width, theme)

@@ -7,7 +7,7 @@ from browsing import Shown, Stage, expect
 from comparison_page import BF16, DP, FSDP, STAGED, names, pair, point, row, rows, side, traits
 from sample_comparisons import COMPARISONS, many, measured_trials, none_ran, predicted
 from sample_reports import attached
-from thinned import CI, thinned
+from thinned import thinned
 
 from jaxshard_magic.views.format import SPACE
 
@@ -21,6 +21,7 @@ def head(shown: Shown, name: str) -> "Locator":
     return shown.root.get_by_role("columnheader", name=name)
 
 
+@pytest.mark.ci
 def test_trials_stand_by_step_time_and_the_failed_one_last(show: Stage):
     shown = show(measured_trials())
     assert names(shown) == BY_STEP
@@ -148,7 +149,7 @@ def test_forty_trials_are_all_reached_and_the_chosen_row_is_seen(show: Stage):
     assert shown.page.evaluate("scrollY") == where, "the page stays where it is"
 
 
-@pytest.mark.parametrize("name", thinned(COMPARISONS, ("measured_trials", "one_too_big", "hostile"), CI))
+@pytest.mark.parametrize("name", thinned(COMPARISONS, ("measured_trials", "hostile")))
 def test_every_comparison_is_drawn_in_both_themes_and_nothing_stands_out_of_it(name: str, show: Stage):
     found = COMPARISONS[name]()
     both = {"chosen": 0, "other": 1} if len(found.trials) > 1 else {"chosen": 0}

@@ -1,5 +1,6 @@
 """Two trials of a comparison side by side in a real browser: what differs, and how a second one is chosen."""
 
+import pytest
 from browsing import Shown, Stage, expect
 from comparison_page import BF16, FSDP, HEADS, STAGED, pair, row, rows, side, traits
 from sample_comparisons import measured_trials, simulated
@@ -15,6 +16,7 @@ def figures(shown: Shown, table: str) -> dict[str, list[str]]:
     return {name: [text.strip() for text in texts] for name, texts in zip(heads, cells, strict=True)}
 
 
+@pytest.mark.ci
 def test_a_second_trial_shows_what_differs(show: Stage):
     shown = show(measured_trials(), chosen=BF16)
     expect(pair(shown)).to_be_hidden()

@@ -7,12 +7,13 @@ import pytest
 from browsing import Stage, expect
 from explored import RULE, WTE, button, chip, figures, follow, line, mesh, size
 from sample_explorers import EXPLORERS, Turned, compiled, edited, gpt, hostile, many, odd
-from thinned import CI, thinned
+from thinned import thinned
 
 from jaxshard_magic.views.explorer_payload import state
 from jaxshard_magic.views.format import SPACE
 
 
+@pytest.mark.ci
 def test_it_begins_with_the_last_runs_largest_array(show: Stage):
     shown = show(gpt())
     expect(shown.root.get_by_role("combobox", name="array")).to_have_value(WTE)
@@ -347,7 +348,7 @@ def test_a_thousand_arrays_on_256_devices_answer_in_a_tenth_of_a_second(show: St
     assert taken < 100
 
 
-@pytest.mark.parametrize("name", thinned(EXPLORERS, ("edited", "odd"), CI))
+@pytest.mark.parametrize("name", thinned(EXPLORERS, ("edited", "odd")))
 def test_nothing_stands_out_and_nothing_is_hidden_from_a_screen_reader(show: Stage, name: str):
     for width, theme in ((868, "light"), (620, "dark"), (420, "light")):
         shown = show(EXPLORERS[name](), None, width, theme)

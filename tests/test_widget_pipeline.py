@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browsing import Shown, Stage, expect
 from sample_pipelines import PIPELINES, fused, interleaved, large, measured, one_f_one_b, reported, two_losses
-from thinned import CI, thinned
+from thinned import thinned
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
@@ -53,6 +53,7 @@ def event_of(p: Pipeline, action: str):
     return next(event for event in p.events if event.action == action)
 
 
+@pytest.mark.ci
 def test_an_action_under_the_pointer_is_told_with_its_durations(show: Stage):
     p = measured()
     shown, event = drawn(show, p), event_of(p, "1I3")
@@ -71,6 +72,7 @@ def test_a_wait_names_what_was_waited_for(show: Stage):
     expect(tip(shown)).to_contain_text("waiting for 1I0, then 0I0")
 
 
+@pytest.mark.ci
 def test_the_first_action_of_a_loss_waits_for_no_stage_of_the_one_before(show: Stage):
     """Drawn as one loss of eight stages, the same action would wait for stage 3."""
     p = two_losses()
@@ -296,7 +298,7 @@ def test_the_lead_the_parts_and_the_ranks_say_what_python_says(show: Stage):
         assert words.percent_text(rank.bubble) in text and (rank.holds or "") in text
 
 
-@pytest.mark.parametrize("name", thinned(PIPELINES, ("measured", "fused", "hostile"), CI))
+@pytest.mark.parametrize("name", thinned(PIPELINES, ("measured", "hostile")))
 def test_every_pipeline_is_drawn_in_both_themes_and_nothing_stands_out_of_it(name: str, show: Stage):
     data = packed_pipeline(PIPELINES[name]())
     for width, theme in ((900, "light"), (620, "light"), (620, "dark")):

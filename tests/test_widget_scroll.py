@@ -19,6 +19,7 @@ def over(show: Stage, name: str) -> Shown:
     return shown
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", LISTS)
 def test_the_page_scrolls_on_in_the_same_gesture_where_the_list_ends(name: str, show: Stage):
     shown = over(show, name)

@@ -12,7 +12,7 @@ import pytest
 from browsing import Shown, Stage, expect
 from jax.sharding import NamedSharding, PartitionSpec
 from sample_reports import attached, hostile, large, leaf, mesh, shapes
-from thinned import CI, thinned
+from thinned import thinned
 
 from jaxshard_magic.report import Report
 
@@ -97,7 +97,7 @@ def test_a_hover_tells_what_is_there_moves_nothing_and_leaves_no_mark(show: Stag
     assert shown.saved() == []
 
 
-@pytest.mark.parametrize("tab", thinned(["layout", "memory", "communication"], ["memory"], CI))
+@pytest.mark.parametrize("tab", thinned(["layout", "memory", "communication"], ["memory"]))
 def test_the_page_stays_as_high_wherever_the_pointer_is(tab: str, show: Stage):
     shown = show(attached(), tab=tab)
     height = "root => root.getBoundingClientRect().height"

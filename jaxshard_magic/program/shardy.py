@@ -16,10 +16,12 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxlib.mlir import ir, passmanager
 
 from .emit import Emitter
-from .ir import Program
+from .ir import Equation, Program
+from .primitives.primitive import Kind
 
 _PASSES = (
     "builtin.module(inline,symbol-dce,sdy-propagation-pipeline,"
@@ -94,7 +96,7 @@ class Partitioner:
         labels = {e.index: f"equation{e.index}" for e in program.equations if not e.doors}
         avals = (program.avals[v] for v in program.inputs)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-        emitted = jax.jit(lambda *args: Emitter(program, labels)(*args), keep_unused=True)
+        emitted = jax.jit(lambda *args: _StandIns(program, labels)(*args), keep_unused=True)
         self._module = _module_of(emitted.lower(*shapes))
         self._count = len(shapes)
 
@@ -146,6 +148,11 @@ class Partitioner:
             elif operation.name in _SHIFTED and _is_shift(operation):
                 given = operation.operands if operation.name == "stablehlo.pad" else operation.results
                 found.append((_SHIFT, given[0].type, str(operation.location)))
+            elif (
+                dialect == "chlo" or operation.name == "stablehlo.custom_call"
+            ):  # no rule: its operands come whole
+                whole = filter(_is_divided, operation.operands)
+                found.extend(("all_gather", x.type, str(operation.location)) for x in whole)
             return ir.WalkResult.ADVANCE
 
         module.walk(look)
@@ -154,6 +161,27 @@ class Partitioner:
             equation = int(equations[-1]) if equations else None
             trips = 1 if equation is None else self._trips[equation]
             yield Collective(kind, _nbytes(array), equation, trips)
+
+
+class _StandIns(Emitter):
+    """Emits other equations of the same dimensions for those without a rule of Shardy's: JAX lowers many functions of
+    each element, and top_k, to CHLO, which XLA turns into StableHLO only in its own compile."""
+
+    def result(self, e: Equation, values: list) -> list:
+        if e.name == "top_k" and e.ins[0] is not None:
+            axis = e.params.get("axis", -1) % values[0].ndim
+            place = jax.lax.broadcasted_iota(jnp.int32, values[0].shape, axis)
+            ordered = jax.lax.sort((values[0], place), dimension=axis, num_keys=1)
+            return [jax.lax.slice_in_dim(x, 0, e.params["k"], axis=axis) for x in ordered]
+        if e.primitive.kind is Kind.ELEMENTWISE and len(e.outs) == 1 and self._alike(e, values):
+            return [-values[0] if len(values) == 1 else sum(values[1:], values[0])]
+        return super().result(e, values)
+
+    def _alike(self, e: Equation, values: list) -> bool:
+        """Return whether operands and result are arrays of one shape and one inexact dtype."""
+        out = self.program.avals[e.outs[0]]
+        kinds = {(jnp.shape(x), jnp.result_type(x)) for x in values}
+        return kinds == {(out.shape, out.dtype)} and jnp.issubdtype(out.dtype, jnp.inexact)
 
 
 @cache
@@ -195,6 +223,20 @@ def _is_shift(operation: Any) -> bool:
         return any(d in operation.attributes["dimensions"] for d in divided)
     before, after = (ir.RankedTensorType(x[0].type).shape for x in (operation.operands, operation.results))
     return any(before[d] != after[d] for d in divided)
+
+
+def _is_divided(value: Any) -> bool:
+    """Return whether propagation divided a value."""
+    owner: Any = value.owner
+    if isinstance(owner, ir.Block):
+        given: Any = owner.owner.attributes
+        shardings = [str(a) for a in given["arg_attrs"]] if "arg_attrs" in given else []
+        number = ir.BlockArgument(value).arg_number
+    else:
+        given = owner.attributes
+        shardings = str(given["sdy.sharding"]).split("<@")[1:] if "sdy.sharding" in given else []
+        number = ir.OpResult(value).result_number
+    return number < len(shardings) and f'"{_AXIS}"' in shardings[number]
 
 
 def _nbytes(array: Any) -> int:

@@ -189,10 +189,9 @@ class _Evidence:
         return {c for x in alone for c in x.reach}
 
     def _without_products(self) -> tuple[frozenset[int], bool, int | None]:
-        """Without a product with weights: the class that moves least; of equals, the first that most leaves share."""
-        choices = [self._weigh(c, [], 1) for c in self.leaves]
-        by_place = sorted(choices, key=lambda x: (-x.leaves, x.first_dim))
-        best, clear = self._asked(by_place)
+        """The batch where no product has a trained weight: a prediction, a training mapped over keys."""
+        choices = sorted((self._weigh(c, [], 1) for c in self.leaves), key=lambda x: x.rank)
+        best, clear = self._best(choices)
         return best.reach, clear, best.cls
 
     def _best(self, good: list[_Choice]) -> tuple[_Choice, bool]:
@@ -203,8 +202,8 @@ class _Evidence:
         return self._asked(good)
 
     def _asked(self, choices: list[_Choice]) -> tuple[_Choice, bool]:
-        """The choice whose division moves the fewest bytes and that no stored input comes to carry, and whether others
-        would move clearly more; the first one, unclear, where Shardy can't tell."""
+        """The choice whose division moves the fewest bytes and that no stored input comes to carry, and whether all
+        others would send clearly more; the first one, unclear, where Shardy can't tell."""
         partitioner = Partitioner.of(self.dims.program)
         if partitioner is None:
             return choices[0], False
@@ -216,9 +215,10 @@ class _Evidence:
                 judged.append((x, division))
         if not judged:
             return choices[0], False
-        best, division = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
-        rivals = [other.moved for x, other in judged if not x.reach & best.reach]
-        return best, all(moved > _CLOSE * division.moved for moved in rivals)
+        best, least = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
+        rivals = [other for x, other in judged if not x.reach & best.reach]
+        close = (x.moved <= _CLOSE * least.moved and x.sent <= _CLOSE * least.sent for x in rivals)
+        return best, not any(close)
 
     def _fits(self, c: int, size: int) -> bool:
         mine = self.dims.largest[c]

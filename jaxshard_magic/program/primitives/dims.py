@@ -224,8 +224,25 @@ def reshape(links: "Links", e: "Equation") -> None:
             links.split(e, node(a, old[0]), [node(out, d) for d in new])
         elif len(new) == 1 < len(old):
             links.split(e, node(out, new[0]), [node(a, d) for d in old])
-        else:
+        elif len(old) == len(new) == 1:
             links.link(e, a, old[0], out, new[0])
+        else:
+            _regroup(links, e, (a, old), (out, new))
+
+
+def _regroup(
+    links: "Links", e: "Equation", old: tuple[int, Sequence[int]], new: tuple[int, Sequence[int]]
+) -> None:
+    """Several dimensions become several others, as (32, 16) -> (4, 128) puts rows into chunks: a leading one that is a
+    multiple of the other side's is cut into that and, where it goes on there evenly, the next."""
+    sides = [[(links.program.node(v, d), links.shape(v)[d]) for d in ds] for v, ds in (old, new)]
+    sides.sort(key=lambda side: -side[0][1])
+    (whole, size), (first, major), (following, minor) = sides[0][0], *sides[1][:2]
+    if size % major:
+        links.link(e, old[0], old[1][0], new[0], new[1][0])
+    else:
+        rest = size // major
+        links.split(e, whole, (first, following) if minor % rest == 0 or rest % minor == 0 else (first,))
 
 
 def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
