@@ -29,7 +29,11 @@ _PASSES = (
 )
 _MESH, _AXIS = "jaxshard", "divided"
 _ALL_REDUCE = "all_reduce"
-_KINDS = {_ALL_REDUCE, "all_gather", "reduce_scatter", "all_to_all", "collective_permute"}
+_SHIFT = "collective_permute"
+_KINDS = {_ALL_REDUCE, "all_gather", "reduce_scatter", "all_to_all", _SHIFT}
+# Operations along a divided dimension for which Shardy's passes insert no collective: XLA's partitioner shifts parts of
+# these between devices later (jaxlib 0.10, 0.12).
+_SHIFTED = {"stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate", "stablehlo.reverse"}
 _EQUATION = re.compile(r"equation(\d+)\b")
 
 
@@ -55,10 +59,12 @@ class Division:
     """The consequences of dividing some inputs of a step over one mesh axis.
 
     Args:
+        size: devices along the axis.
         carriers: all inputs that are divided then, by Shardy's propagation: those asked for, and what follows them.
         collectives: what would be sent, in the order of the program.
     """
 
+    size: int
     carriers: frozenset[int]
     collectives: tuple[Collective, ...]
 
@@ -71,6 +77,14 @@ class Division:
     def sent(self) -> int:
         """Bytes of all collectives, with all trips of loops."""
         return sum(c.nbytes * c.trips for c in self.collectives)
+
+    @property
+    def sent_per_device(self) -> float:
+        """Bytes that each device sends, with all trips of loops, by the usual algorithms: a ring for sums and gathers,
+        which passes on all parts but one, twice for a sum."""
+        n = self.size
+        share = {_ALL_REDUCE: 2 * (n - 1) / n, "all_to_all": (n - 1) / n**2, _SHIFT: 1 / n}
+        return sum(c.nbytes * c.trips * share.get(c.kind, (n - 1) / n) for c in self.collectives)
 
 
 class Partitioner:
@@ -122,7 +136,7 @@ class Partitioner:
                 return None
             attributes = list(_main(module.regions[0].blocks[0]).attributes["arg_attrs"])[ahead:]
             carriers = frozenset(i for i, a in enumerate(attributes) if f'"{_AXIS}"' in str(a))
-            return Division(carriers, tuple(self._collectives(module)))
+            return Division(size, carriers, tuple(self._collectives(module)))
 
     def _collectives(self, module: Any) -> Iterator[Collective]:
         found = []
@@ -131,11 +145,13 @@ class Partitioner:
             dialect, _, kind = operation.name.partition(".")
             if dialect == "sdy" and kind in _KINDS:
                 found.append((kind, operation.results[0].type, str(operation.location)))
-            elif (
-                dialect == "chlo" or operation.name == "stablehlo.custom_call"
-            ):  # no rule: its operands come whole
+            elif dialect == "chlo" or operation.name == "stablehlo.custom_call":
+                # Shardy has no rule for it: its operands come whole.
                 whole = filter(_is_divided, operation.operands)
                 found.extend(("all_gather", x.type, str(operation.location)) for x in whole)
+            elif operation.name in _SHIFTED and _is_shift(operation):
+                given = operation.operands if operation.name == "stablehlo.pad" else operation.results
+                found.append((_SHIFT, given[0].type, str(operation.location)))
             return ir.WalkResult.ADVANCE
 
         module.walk(look)
@@ -208,6 +224,18 @@ def _is_divided(value: Any) -> bool:
         shardings = str(given["sdy.sharding"]).split("<@")[1:] if "sdy.sharding" in given else []
         number = ir.OpResult(value).result_number
     return number < len(shardings) and f'"{_AXIS}"' in shardings[number]
+
+
+def _is_shift(operation: Any) -> bool:
+    """Return whether a slice or the like has a divided dimension that is a part of its operand's, or reversed."""
+    if "sdy.sharding" not in operation.attributes:
+        return False
+    dims = re.findall(r"\{[^{}]*\}", str(operation.attributes["sdy.sharding"]))
+    divided = [d for d, axes in enumerate(dims) if f'"{_AXIS}"' in axes]
+    if operation.name == "stablehlo.reverse":
+        return any(d in operation.attributes["dimensions"] for d in divided)
+    before, after = (ir.RankedTensorType(x[0].type).shape for x in (operation.operands, operation.results))
+    return any(before[d] != after[d] for d in divided)
 
 
 def _nbytes(array: Any) -> int:

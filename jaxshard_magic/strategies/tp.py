@@ -7,23 +7,18 @@ by side, are divided before their hidden dimension: what is summed then is a tok
 experts makes of it.
 """
 
-import itertools
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from ..errors import ShardError
 from ..plan import Finding
-from ..program.dimensions import Dimensions
-from ..program.flow import by_alias
-from ..program.ir import Value
+from ..program.flow import by_alias, by_no_product
+from ..program.ir import Equation, Value
 from ..program.products import Product, products
 from ..program.roles import PARAMS
 from .fsdp import SMALL
 from .layout import Axes, Layout
-
-_STARTS = 40  # dimensions that the greedy choice is also started from
-_FREE = 0.01  # of all products' bytes: to sum less than that costs nothing worth covering less for
+from .tensor_choice import choose, weight_classes
 
 
 def tensor_parallel(layout: Layout, axes: Axes) -> None:
@@ -38,7 +33,8 @@ def tensor_parallel(layout: Layout, axes: Axes) -> None:
         raise ShardError(_nothing_divides(layout, found, axes))
     layout.tensor.update(dict.fromkeys(chosen, axes))
     layout.tensor.update(dict.fromkeys(_tables(layout, found, chosen, layout.count(axes)), axes))
-    _say_split(layout, axes)
+    if not _say_heads(layout, axes):
+        _say_split(layout, axes)
     uses = _first_uses(layout, found)
     for i in layout.roles.stored:
         value = layout.program.inputs[i]
@@ -55,60 +51,7 @@ def tensor_parallel(layout: Layout, axes: Axes) -> None:
             _say_uncovered(layout, i, axes)
 
 
-def choose(layout: Layout, found: list[Product], n: int, given: set[int]) -> set[int]:
-    """The dimension classes to divide over `n` devices, `given` ones first.
-
-    Two never meet in one tensor. Greedy, in several orders (fewest conflicts, fewest bytes to sum for a FLOP); each
-    ends with a set that nothing can be added to. Of these the one with the most FLOPs squared for a byte wins: a
-    vocabulary that does not divide is no reason to divide the residual stream, which covers the head as well, but
-    sums a hidden layer's width where Megatron sums the model's.
-    """
-    can = _candidates(layout, found, n) | given
-    conflict, cover, cost = defaultdict(set), defaultdict(set), Counter()
-    for k, p in enumerate(found):
-        for tensor in p.tensors:
-            for a, b in itertools.permutations(set(tensor) & can, 2):
-                conflict[a].add(b)
-        for c in can & {c for t in p.tensors for c in t} if p.weights else ():
-            cover[c].add(k)
-        for c in p.contracted & can:
-            cost[c] += p.out_bytes
-    order = sorted(can, key=lambda c: (len(conflict[c]), cost[c], c))
-    cheap = sorted(can, key=lambda c: (cost[c] / max(1, sum(found[k].flops for k in cover[c])), c))
-    free = _FREE * sum(p.out_bytes for p in found)
-    best, best_score = set(given), 0.0
-    for first in [(), order[::-1], cheap, *([c] for c in order[:_STARTS])]:
-        taken, done = set(given), set().union(*(cover[c] for c in given))
-        for c in dict.fromkeys([*first, *order]):
-            if not conflict[c] & taken and cover[c] - done:
-                taken.add(c)
-                done |= cover[c]
-        score = sum(found[k].flops for k in done) ** 2 / max(1, free + sum(cost[c] for c in taken))
-        if score > best_score:
-            best, best_score = taken, score
-    return best
-
-
-def _candidates(layout: Layout, found: list[Product], n: int) -> set[int]:
-    dims = layout.dims
-
-    def divides(c: int) -> bool:
-        whole = all(z % n == 0 for z in dims.all_sizes[c] if z > 1)
-        return whole and dims.largest[c] > 1 and c not in layout.batch.classes and c not in dims.looped
-
-    experts = frozenset[int]() if layout.experts is None else layout.experts.classes
-    return {c for c in _weight_classes(dims, found) - experts if divides(c)}
-
-
-def _weight_classes(dims: Dimensions, found: list[Product]) -> set[int]:
-    """Those of weights, but not the numbers of experts: dividing these is another parallelism, which sums a row's
-    results over devices of which one has its expert. Nor what a window lies along: each device would need its
-    neighbours' edges, which partitioners of strided, dilated or transposed convolutions get wrong."""
-    groups = {c for p in found for c in p.groups}
-    return {c for p in found for k in p.weights for c in p.tensors[k]} - groups - dims.windowed
-
-
-def _tables(layout: Layout, found: list[Product], chosen: set[int], n: int) -> set[int]:
+def _tables(layout: Layout, found: list[Product], chosen: frozenset[int], n: int) -> set[int]:
     """The rows of tables that are only looked up (an embedding that is not tied to the head): each device has its part
     of the vocabulary, and the results are summed."""
     dims, program = layout.dims, layout.program
@@ -166,6 +109,44 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
     layout.why[i].append(f"tp: no dimension of {sizes} divides by {name}")
 
 
+def _say_heads(layout: Layout, axes: Axes) -> bool:
+    """Tell of heads that do not divide, and which size of the axis would divide them; return whether there are any."""
+    n, name = layout.count(axes), "+".join(axes)
+    sizes = {z for e in layout.program.equations for z in _side_by_side(layout, e) if z % n}
+    if not sizes:
+        return False
+    heads = min(sizes)
+    fits = [m for m in range(2, heads + 1) if heads % m == 0]
+    best = max((m for m in fits if n % m == 0), default=0) or max((m for m in fits if m < n), default=fits[0])
+    message = (
+        f"{heads} heads do not divide by {name}={n}: attention is not divided by heads, and more is sent. "
+        f"{name}={best} divides them."
+    )
+    layout.findings.append(Finding("heads-not-divided", "info", message))
+    return True
+
+
+def _side_by_side(layout: Layout, e: Equation) -> list[int]:
+    """Sizes that a product goes over side by side, examples apart, where weights make both of its operands: numbers of
+    heads."""
+    if e.contraction is None or not all(_made_by_weights(layout, v) for v in e.ins[:2]):
+        return []
+    shape, classes = layout.program.shapes[e.outs[0]], layout.dims.of(e.outs[0])
+    beside = [d for _, _, d in e.contraction.batch]
+    sizes = [shape[d] for d in beside if classes[d] not in layout.batch.classes and shape[d] > 1]
+    return sizes if len(sizes) < len(beside) else []
+
+
+def _made_by_weights(layout: Layout, value: Value | None) -> bool:
+    """Return whether `value` is an activation, made of a product with a weight by no other product."""
+    if value is None or not layout.batchy(value):
+        return False
+    products = (layout.program.maker.get(v) for v in layout.flow.back([value], by_no_product))
+    return any(
+        p is not None and p.primitive.product and not all(map(layout.batchy, p.ins[:2])) for p in products
+    )
+
+
 def _say_split(layout: Layout, axes: Axes) -> None:
     """A weight for several things at once (q, k and v in thirds; gate and up in halves): its product is divided, then
     split, and the parts do not lie where they are used."""
@@ -207,7 +188,7 @@ def _meet_by_head(layout: Layout, values: Sequence[Value]) -> bool:
 
 def _nothing_divides(layout: Layout, found: list[Product], axes: Axes) -> str:
     n, name = layout.count(axes), "+".join(axes)
-    weights = _weight_classes(layout.dims, found) - layout.dims.looped - layout.batch.classes
+    weights = weight_classes(layout.dims, found) - layout.dims.looped - layout.batch.classes
     sizes = sorted({layout.dims.largest[c] for c in weights} - {1})
     if not sizes:
         return "tp found no matmul or convolution with a weight in this step; use dp or fsdp"

@@ -1,0 +1,240 @@
+"""The dimensions that tensor parallelism divides: of blocks as people write them, beside all other cuts of their
+weights, by the bytes that Shardy would send for each."""
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from thinned import CI, thinned
+
+import jaxshard_magic
+from jaxshard_magic.analysis.collectives import wire_bytes
+from jaxshard_magic.program.shardy import Partitioner
+from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.traffic import traffic
+
+ROWS, TIME, WIDTH, HEADS, KEYS, HEAD, HIDDEN, EXPERTS = 4, 32, 64, 8, 4, 16, 128, 4
+X = (ROWS, TIME, WIDTH)
+BY_HEAD = {"q": (WIDTH, HEADS, HEAD), "o": (HEADS, HEAD, WIDTH)}
+
+
+def rotated(a):
+    angles = (jnp.arange(a.shape[1])[:, None] / 100 ** (jnp.arange(a.shape[-1] // 2) / a.shape[-1]))[:, None]
+    u, v = jnp.split(a, 2, -1)
+    return jnp.concatenate([u * jnp.cos(angles) - v * jnp.sin(angles), v * jnp.cos(angles) + u], -1)
+
+
+def attention(q, k, v):
+    b, t, n, h = q.shape
+    q = q.reshape(b, t, k.shape[2], n // k.shape[2], h)
+    scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), jnp.einsum("btkgh,bskh->bkgts", q, k), -1e9)
+    return jnp.einsum("bkgts,bskh->btkgh", jax.nn.softmax(scores), v).reshape(b, t, n, h)
+
+
+def attended(p, x, q, k, v):
+    return x + jnp.einsum("btnh,nhd->btd", attention(q, k, v), p["o"])
+
+
+def fused(p, x):
+    q, k, v = (a.reshape(ROWS, TIME, HEADS, -1) for a in jnp.split(x @ p["qkv"], 3, -1))
+    return x + attention(q, k, v).reshape(X) @ p["o"]
+
+
+def stacked_in_front(p, x):
+    k, v = jnp.einsum("bsd,ckdh->cbskh", x, p["kv"])
+    return attended(p, x, rotated(jnp.einsum("btd,dnh->btnh", x, p["q"])), rotated(k), v)
+
+
+def stacked_in_the_middle(p, x):
+    return attended(p, x, *jnp.einsum("btd,dcnh->cbtnh", x, p["qkv"]))
+
+
+def stacked_behind(p, x):
+    qkv = jnp.einsum("btd,dnhc->btnhc", x, p["qkv"])
+    return attended(p, x, *(qkv[..., i] for i in range(3)))
+
+
+def grouped(p, x):
+    q, k, v = (jnp.einsum("btd,dnh->btnh", x, p[n]) for n in "qkv")
+    return attended(p, x, rotated(q), rotated(k), v)
+
+
+def shared_keys(p, x):
+    k, v = ((x @ p[n])[:, :, None] for n in "kv")
+    return attended(p, x, rotated(jnp.einsum("btd,dnh->btnh", x, p["q"])), rotated(k), v)
+
+
+def low_rank_keys(p, x):
+    k, v = (jnp.einsum("btr,rnh->btnh", x @ p["down"], p[n]) for n in "kv")
+    return attended(p, x, jnp.einsum("btd,dnh->btnh", x, p["q"]), k, v)
+
+
+def gated(p, x):
+    return x + (jax.nn.silu(x @ p["gate"]) * (x @ p["up"])) @ p["down"]
+
+
+def gate_and_up_stacked(p, x):
+    gate, up = jnp.einsum("btd,cdf->cbtf", x, p["both"])
+    return x + (jax.nn.silu(gate) * up) @ p["down"]
+
+
+def gate_and_up_fused(p, x):
+    gate, up = jnp.split(x @ p["both"], 2, -1)
+    return x + (jax.nn.silu(gate) * up) @ p["down"]
+
+
+def convolutional(p, x):
+    for kernel in (p["a"], p["b"]):
+        x = jax.nn.relu(
+            jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
+    return x
+
+
+def mixture(p, x):
+    hidden = jax.nn.gelu(jnp.einsum("btd,edf->btef", x, p["wi"]))
+    return x + jnp.einsum("btef,efd,bte->btd", hidden, p["wo"], jax.nn.softmax(x @ p["router"]))
+
+
+def recurrent(p, x):
+    def cell(h, a):
+        h = jnp.tanh(a @ p["wx"] + h @ p["wh"])
+        return h, h
+
+    return jax.lax.scan(cell, jnp.zeros((ROWS, HIDDEN)), x.swapaxes(0, 1))[1] @ p["out"]
+
+
+Forward = Callable[[dict, jax.Array], jax.Array]
+Shapes = Mapping[str, tuple[int, ...]]
+KV = (WIDTH, KEYS, HEAD)
+MLP = {"down": (HIDDEN, WIDTH)}
+BLOCKS: dict[Forward, Shapes] = {
+    fused: {"qkv": (WIDTH, 3 * WIDTH), "o": (WIDTH, WIDTH)},
+    stacked_in_front: {**BY_HEAD, "kv": (2, KEYS, WIDTH, HEAD)},
+    stacked_in_the_middle: {"o": BY_HEAD["o"], "qkv": (WIDTH, 3, HEADS, HEAD)},
+    stacked_behind: {"o": BY_HEAD["o"], "qkv": (WIDTH, HEADS, HEAD, 3)},
+    grouped: {**BY_HEAD, "k": KV, "v": KV},
+    shared_keys: {**BY_HEAD, "k": (WIDTH, HEAD), "v": (WIDTH, HEAD)},
+    low_rank_keys: {**BY_HEAD, "down": (WIDTH, 32), "k": (32, HEADS, HEAD), "v": (32, HEADS, HEAD)},
+    gated: {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), **MLP},
+    gate_and_up_stacked: {"both": (2, WIDTH, HIDDEN), **MLP},
+    gate_and_up_fused: {"both": (WIDTH, 2 * HIDDEN), **MLP},
+    convolutional: {"a": (3, 3, 16, 32), "b": (3, 3, 32, 16)},
+    mixture: {"router": (WIDTH, EXPERTS), "wi": (EXPERTS, WIDTH, HIDDEN), "wo": (EXPERTS, HIDDEN, WIDTH)},
+}
+QUICK = {stacked_in_front, gate_and_up_stacked, gate_and_up_fused}
+
+
+def planned(forward: Forward, shapes: Shapes, mesh: str, x: tuple[int, ...] = X):
+    """The plan of a step of gradient descent, and Shardy on the step that was traced."""
+
+    def step(params, x):
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean(forward(p, x) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    return jaxshard_magic.shard(step, "tp", mesh=mesh).planned(params, jnp.ones(x)).plan
+
+
+def cuts(plan) -> dict[str, P]:
+    return {leaf.path.removeprefix("params."): leaf.spec for leaf in plan.leaves if leaf.role == "params"}
+
+
+@pytest.mark.parametrize("devices", thinned((2, 4), (2,), CI))
+@pytest.mark.parametrize("forward", thinned(BLOCKS, QUICK, CI))
+def test_no_other_cut_of_the_weights_of_a_block_sends_less(forward, devices):
+    x = (8, 8, 8, 16) if forward is convolutional else X
+    plan = planned(forward, BLOCKS[forward], f"model={devices}", x)
+    program = plan.run.program
+    ours = {i: d for i, spec in enumerate(plan.in_specs) for d, axis in enumerate(spec) if axis == "model"}
+    sent, least = sent_by_cuts(program, devices, ours)
+    assert sent <= 1.05 * least
+
+
+def sent_by_cuts(program, devices: int, ours: Mapping[int, int]) -> tuple[float, float]:
+    """Bytes that each device would send with these weights cut so, and the least with any cut of each."""
+    shardy = Partitioner.of(program)
+    assert shardy is not None
+
+    def sent(dims: Mapping[int, int]) -> float:
+        division = shardy.divided(dims, devices)
+        return float("inf") if division is None else division.sent_per_device
+
+    ways = [
+        [(i, d) for d, size in enumerate(program.shapes[v]) if size % devices == 0]
+        for i, v in enumerate(program.inputs[:-1])
+    ]
+    return sent(ours), min(sent(dict(way)) for way in itertools.product(*ways))
+
+
+def test_a_recurrent_step_sends_no_more_than_with_any_cut():
+    """By the collectives of the plan: without its constraints Shardy gathers the state more often."""
+    shapes = {"wx": (WIDTH, HIDDEN), "wh": (HIDDEN, HIDDEN), "out": (HIDDEN, WIDTH)}
+    plan = planned(recurrent, shapes, "model=2")
+    _, least = sent_by_cuts(plan.run.program, 2, {})
+    assert isinstance(plan.run, Hold)
+    moves = traffic(plan.run)
+    assert 0 < sum(wire_bytes(m.kind, m.group_size, m.bytes) * m.count for m in moves) <= 1.05 * least
+
+
+def test_equal_blocks_lie_equally():
+    """The last one, of whose result only some positions are used, was cut within heads."""
+
+    def blocks(p, x):
+        for i in "012":
+            layer = {name[:-1]: w for name, w in p.items() if name[-1] == i}
+            x = gated(layer, grouped(layer, x))
+        return x[:, 7:-1]
+
+    block = {**BLOCKS[grouped], **BLOCKS[gated]}
+    found = cuts(planned(blocks, {n + i: shape for n, shape in block.items() for i in "012"}, "model=2"))
+    by_name = {name: {found[name + i] for i in "012"} for name in block}
+    assert by_name == {
+        **{n: {P(None, "model", None)} for n in "qkv"},
+        "o": {P("model", None, None)},
+        **{n: {P(None, "model")} for n in ("gate", "up")},
+        "down": {P("model", None)},
+    }
+
+
+def test_rules_alone_decide_on_equal_blocks_of_a_transformer(monkeypatch):
+    """Nobody waits for Shardy where no question is open."""
+    monkeypatch.setattr(Partitioner, "divided", None)
+    block = {**BLOCKS[grouped], **BLOCKS[gated]}
+    plan = planned(lambda p, x: gated(p, grouped(p, x)), block, "model=4")
+    assert cuts(plan)["q"] == P(None, "model", None)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "mesh", "heads", "fits"),
+    [
+        (BLOCKS[grouped], "model=8", 4, 4),
+        (
+            {n: tuple(6 if z == 8 else 3 if z == 4 else z for z in s) for n, s in BLOCKS[grouped].items()},
+            "model=4",
+            3,
+            3,
+        ),
+        ({**BY_HEAD, "k": BY_HEAD["q"], "v": BY_HEAD["q"]}, "model=16", 8, 8),
+    ],
+)
+def test_heads_that_do_not_divide_are_told_with_the_mesh_that_would(shapes, mesh, heads, fits):
+    (found,) = planned(grouped, shapes, mesh).findings
+    assert found.message.startswith(f"{heads} heads do not divide by {mesh}:")
+    assert found.message.endswith(f" model={fits} divides them.")
+    assert not planned(grouped, shapes, f"model={fits}").findings
+
+
+def test_a_part_of_a_divided_dimension_counts_as_sent():
+    """Shardy's passes insert nothing for it: XLA's partitioner does."""
+    plan = planned(gate_and_up_stacked, BLOCKS[gate_and_up_stacked], "model=2")
+    shardy = Partitioner.of(plan.run.program)
+    assert shardy is not None
+    stack, width = shardy.divided({0: 0}, 2), shardy.divided({0: 2, 1: 0}, 2)
+    assert stack is not None and width is not None
+    assert stack.moved > 0 == width.moved and stack.sent_per_device > width.sent_per_device
