@@ -42,6 +42,13 @@ UNSTABLE = 0.1  # of the tolerance: what a rounding of the inputs may do to the 
 Numbers = dict[str, np.ndarray]
 
 
+def applies(program: Program, strategy: str) -> bool:
+    """Return whether a strategy has something to divide: `ep` experts, `sp` a dimension beside the examples."""
+    if strategy == "ep":
+        return any(o.text.startswith(("mixture(", "routed(")) for o in program.operations)
+    return "sp" not in strategy.split("+") or any(len(x.type.shape) > 2 for x in program.batch)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`kind`: same, refused, wrong, traceback, unstable, plain (the plain step failed), ended or slow."""
@@ -134,7 +141,7 @@ def outcome(program: Program, strategy: str, plain: list[Numbers] | None = None)
         if not all(np.isfinite(x).all() for numbers in plain for x in numbers.values()):
             return Outcome("unstable", "numbers that are not finite")
         try:
-            step = jaxshard_magic.shard(step_of(program), strategy, mesh=MESHES[strategy])
+            step = jaxshard_magic.shard(step_of(program), strategy, mesh=MESHES[strategy], pad=program.ragged)
             for call, (got, want) in enumerate(
                 zip(numbers_of_calls(step, Inputs(program)), plain, strict=True), 1
             ):

@@ -22,6 +22,10 @@ def looped(pool: Pool) -> Draft | None:
             "jax.vmap(jax.vmap(lambda c, t: {body}))({0}, 0.5 * {0})",
             "jax.checkpoint(lambda c, t: {body})({0}, jnp.cos({0}))",
             "lax.map(lambda c: (lambda t: {body})(0.5 * c), {0})",
+            f"jax.vmap(lambda r: lax.while_loop(lambda s: jnp.sum(s * s) > {rng.choice((0.3, 1.1))}, "
+            "lambda c: 0.7 * c, r))(lax.stop_gradient({0}))",
+            "jax.vmap(jax.vmap(lambda t: lax.while_loop(lambda s: (s[0] < 4) & (jnp.sum(s[1]) < 0.7), "
+            "lambda s: (s[0] + 1, (lambda c: {body})(s[1])), (0, 0.5 * t))[1]))(lax.stop_gradient({0}))",
             "lax.map(lambda c: (lambda t: {body})(0.5 * c), {0}, batch_size=4)",
             "jax.lax.stop_gradient(jax.vmap(lambda c: (lambda t: {body})(0.5 * c), 1, 1)({0}))",
             f"lax.fori_loop(0, {rng.choice((1, 2, 3))}, lambda _, c: (lambda t: {{body}})({{0}}), 0.5 * {{0}})",

@@ -102,13 +102,15 @@ def attention(pool: Pool) -> Draft | None:
     return Draft(f"attended({inner}, {causal}).swapaxes(1, 2).reshape({b}, {t}, -1)", (x, q, k, v))
 
 
-@operation(1)
+@operation(3)
 def experts(pool: Pool) -> Draft | None:
     if (x := pool.pick(ranked(2, 3))) is None or 0 in pool[x]:
         return None
     d = pool[x][-1]
+    called = pool.rng.choice(("mixture", "routed"))
     return Draft(
-        "mixture({0}, {1}, {2}, {3})", (x, pool.param((d, 4)), pool.param((4, d, 8)), pool.param((4, 8, d)))
+        f"{called}({{0}}, {{1}}, {{2}}, {{3}})",
+        (x, pool.param((d, 4)), pool.param((4, d, 8)), pool.param((4, 8, d))),
     )
 
 

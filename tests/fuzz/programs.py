@@ -99,6 +99,11 @@ class Program:
         """The type of each value, by its name."""
         return {v.name: v.type for v in (*self.params, *self.batch, *self.operations)}
 
+    @property
+    def ragged(self) -> bool:
+        """Return whether the examples don't divide over eight devices, so that the step is run with `--pad`."""
+        return any(x.type.shape[0] % 8 for x in self.batch)
+
     def text(self) -> str:
         """The step as source: the imports, the helpers that it uses and `train_step`."""
         lines = [self._line(o) for o in self.operations]
@@ -137,6 +142,7 @@ class Program:
         params = ", ".join(f'"{p.name}": jnp.asarray({made(p)})' for p in self.params)
         batch = ", ".join(f'"{x.name}": {made(x)}' for x in self.batch if not x.same_as)
         again = "".join(f'batch["{x.name}"] = batch["{x.same_as}"]\n' for x in self.batch if x.same_as)
+        pad = ", pad=True" if self.ragged else ""
         key = '"key": jax.random.key(0), ' if self.keyed else ""
         return (
             "import os\nos.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '32'}\n"
@@ -145,7 +151,8 @@ class Program:
             f'state = {{"params": {{{params}}}, {key}"count": jnp.int32(0)}}\n'
             f"batch = {{{batch}}}\n{again}"
             "import jaxshard_magic\n"
-            f'plain, sharded = jax.jit(train_step), jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}")\n'
+            "plain = jax.jit(train_step)\n"
+            f'sharded = jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}"{pad})\n'
             f"mine, theirs = state, state\n"
             f"for library in ({', '.join(libraries)},):\n"
             "    given = jax.tree.map(library.asarray, batch)\n"
@@ -238,5 +245,12 @@ def mixture(x, gate, up, down):
     chances = jax.nn.softmax(x @ gate, -1)
     every = jnp.einsum("...d,edf->...ef", x, up) / x.shape[-1] ** 0.5
     return jnp.einsum("...ef,efd,...e->...d", jnp.tanh(every), down, chances) / up.shape[-1] ** 0.5
+""",
+    "routed": """\
+def routed(x, gate, up, down):
+    chance, expert = lax.top_k(jax.nn.softmax(x @ gate, -1), 2)
+    weight = jnp.sum(jax.nn.one_hot(expert, gate.shape[-1]) * chance[..., None], -2)
+    every = jnp.tanh(jnp.einsum("...d,edf->...ef", x, up) / x.shape[-1] ** 0.5)
+    return jnp.einsum("...ef,efd,...e->...d", every, down, weight) / up.shape[-1] ** 0.5
 """,
 }

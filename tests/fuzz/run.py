@@ -106,18 +106,21 @@ def faults(
     `each`: every program under each strategy; else under one of them, in turn. A sort of fault is shrunk once.
     """
     from fuzz.generate import generate
-    from fuzz.judge import MESHES
+    from fuzz.judge import MESHES, applies
     from fuzz.shrink import shrink
 
     scripts: dict[str, str] = {}
     outcomes: Counter[str] = Counter()
     for seed in seeds:
         program = generate(seed)
-        for strategy in strategies if each else [strategies[seed % len(strategies)]]:
+        suited = [s for s in strategies if applies(program, s)]
+        for strategy in suited if each or not suited else [suited[seed % len(suited)]]:
             found = judge(program, strategy)
+            if found.sort not in outcomes and found.kind == "refused":
+                tell(f"seed {seed} under {strategy}: {found.told}")
             outcomes[found.sort] += 1
-            if outcomes.total() % 100 == 0:
-                tell(f"seed {seed}: {dict(outcomes)}")
+            if outcomes.total() % 500 == 0:
+                tell(f"up to seed {seed}: {dict(outcomes)}")
             if not found.fault:
                 continue
             tell(f"seed {seed} under {strategy}: {found.kind}: {found.told}")
