@@ -27,8 +27,8 @@ class Transforms(Region):
             lambda x: bind_mended(e, [x], lambda _d: False, cpu=True)[0],
             mesh=layout.mesh,
             in_specs=partition_spec(operand),
-            # Along the examples a real transform makes another dimension, which the batch doesn't divide: its result may
-            # lie otherwise than its operand.
+            # Along the examples a real transform makes a dimension of another size, which the batch doesn't divide: its
+            # result may lie otherwise than its operand.
             out_specs=partition_spec(operand[:own]),
             check_vma=False,
         )
