@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "mesh_text": ("simulate targets hardware hosts.spec", ""),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
-    "program": ("code_reads places placing", "jax numpy"),
+    "program": ("code_reads places placing", "jax jaxlib numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
     "strategies": ("mesh mesh_text specs request program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
@@ -182,6 +182,12 @@ def _names(node: ast.stmt, module: tuple[str, ...]) -> list[str]:
 def dotted(path: Path) -> tuple[str, ...]:
     """`("jaxshard_magic", "views", "html")`; a package's own file ends in `__init__`."""
     return path.relative_to(ROOT).with_suffix("").parts
+
+
+def test_one_module_knows_the_private_parts_of_jaxlib():
+    """The worker of `targets` is a program of its own."""
+    knowing = {".".join(dotted(m)[1:]) for m in MODULES if any(i.name.startswith("jaxlib") for i in read(m))}
+    assert knowing == {"program.shardy", "targets.worker"}
 
 
 def room(path: Path) -> str:

@@ -1,9 +1,11 @@
-"""Which dimension of which input is the batch, worked out from what the step does with it.
+"""The batch of a step: which dimension of which input, by evidence.
 
-Dimension classes that no parameter has are free. The batch is the free class of a data leaf that most of the
-products with weights carry (its cover), and that is never summed, sliced or paired with itself while another free
-class of the data lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to
-each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
+Dimension classes that no parameter has are free. Candidates are the free classes of data leaves that most of the
+products with weights carry (their cover). A class that is summed, sliced or paired with itself while another free class
+of the data lives on is mixed: positions, pixels or channels inside of an example. Where one candidate alone is never
+mixed, it is the batch. Else Shardy is asked what dividing each would send (`shardy`): the batch is the one that no
+stored input comes to carry and that moves the fewest bytes; sums of gradients are sent by any. Rows that the data joins
+to each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
 """
 
 from collections import Counter, defaultdict
@@ -17,10 +19,13 @@ from ..primitives import scan_counts
 from ..primitives.dims import along, reduced
 from ..primitives.primitive import Kind
 from ..roles import PARAMS, RNG, Roles
+from ..shardy import Division, Partitioner
 from .joins import find_joins
 
 _ENOUGH = 0.05  # of the products: less says nothing about a batch
 _RIVAL = 0.5  # of the best cover: what is also looked at
+_ASKED = 6  # candidates that Shardy is asked about, at most: each takes up to a second of a large step
+_CLOSE = 1.25  # times the fewest bytes that are moved: another dimension would do nearly as well
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Batch:
 class _Choice:
     cover: float
     looped: bool  # a loop steps over it, or `associative_scan`, which halves it again and again: time, or an epoch
-    inner: int
+    inner: int  # equations that mix it, or a part of it, while another free class lives on
     leaves: int
     first_dim: int
     cls: int
@@ -53,6 +58,10 @@ class _Choice:
     @property
     def rank(self) -> tuple[bool, int, int, float, int]:
         return self.looped, self.inner, -self.leaves, -self.cover, self.first_dim
+
+    @property
+    def mixed(self) -> bool:
+        return self.looped or self.inner > 0
 
 
 def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
@@ -68,8 +77,7 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
     if joined is not None:
         classes = classes.union(*(evidence.reach(c) for c in beside if c in evidence.leaves))
     batch_dims = {}
-    keys = {i for i, role in enumerate(roles.of) if role == RNG}
-    for i in sorted(roles.data | keys | set(given or ())):
+    for i in sorted({*roles.data, *keys_of(roles), *(given or ())}):
         batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
         if batchy:
             batch_dims[i] = batchy
@@ -81,14 +89,23 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
     return Batch(classes, batch_dims, clear, min(rows, default=dims.largest[first]), None)
 
 
+def keys_of(roles: Roles) -> tuple[int, ...]:
+    """The inputs that are random keys."""
+    return tuple(i for i, role in enumerate(roles.of) if role == RNG)
+
+
 class _Evidence:
     def __init__(self, dims: Dimensions, roles: Roles):
         self.dims = dims
         inputs = dims.program.inputs
         self.bound = {c for i, v in enumerate(inputs) if roles.of[i] == PARAMS for c in dims.of(v)}
         self.leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for i in sorted(roles.data):
-            for d, c in enumerate(dims.big(inputs[i])):
+        self.stored = frozenset(roles.stored) - roles.data
+        for i in sorted(roles.data) or keys_of(roles):  # a training mapped over keys has no other data
+            classes = dims.big(inputs[i])
+            if roles.of[i] == RNG and dims.program.avals[inputs[i]].dtype == "uint32":
+                classes = classes[:-1]  # the words of each key
+            for d, c in enumerate(classes):
                 if c is not None and c not in self.bound:
                     self.leaves[c].append((i, d))
         self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
@@ -155,9 +172,8 @@ class _Evidence:
             good = sorted((x for x in choices if x.cover >= _RIVAL * top), key=lambda x: x.rank)
             best = good[0]
             if first is None:
-                rivals = [x for x in good[1:] if not x.reach & best.reach][:2]
+                best, clear = self._best(good)
                 first = best.cls
-                clear = all(x.looped > best.looped or x.inner > 4 * best.inner for x in rivals)
             batch |= best.reach
             todo = [(w, k) for w, k in todo if not k & best.reach]
         if first is None and self.leaves and not self.products:
@@ -173,9 +189,36 @@ class _Evidence:
         return {c for x in alone for c in x.reach}
 
     def _without_products(self) -> tuple[frozenset[int], bool, int | None]:
-        """No product with a weight anywhere: the leading dimension that most data leaves share."""
-        c = max(self.leaves, key=lambda c: (len(self.leaves[c]), -min(d for _, d in self.leaves[c])))
-        return self.reach(c), False, c
+        """Without a product with weights: the class that moves least; of equals, the first that most leaves share."""
+        choices = [self._weigh(c, [], 1) for c in self.leaves]
+        by_place = sorted(choices, key=lambda x: (-x.leaves, x.first_dim))
+        best, clear = self._asked(by_place)
+        return best.reach, clear, best.cls
+
+    def _best(self, good: list[_Choice]) -> tuple[_Choice, bool]:
+        """The batch among choices of like cover, best rank first, and whether that is clear."""
+        apart = [x for x in good if not x.mixed]
+        if len(apart) == 1 or len(good) == 1:
+            return (apart or good)[0], True
+        return self._asked(good)
+
+    def _asked(self, choices: list[_Choice]) -> tuple[_Choice, bool]:
+        """The choice whose division moves the fewest bytes and that no stored input comes to carry, and whether others
+        would move clearly more; the first one, unclear, where Shardy can't tell."""
+        partitioner = Partitioner.of(self.dims.program)
+        if partitioner is None:
+            return choices[0], False
+        judged = list[tuple[_Choice, Division]]()
+        for x in choices[:_ASKED]:
+            dims = {i: d for c in x.reach for i, d in reversed(self.leaves.get(c, ()))}
+            division = partitioner.divided(dims, self.dims.most_devices)
+            if division is not None and not division.carriers & self.stored:
+                judged.append((x, division))
+        if not judged:
+            return choices[0], False
+        best, division = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
+        rivals = [other.moved for x, other in judged if not x.reach & best.reach]
+        return best, all(moved > _CLOSE * division.moved for moved in rivals)
 
     def _fits(self, c: int, size: int) -> bool:
         mine = self.dims.largest[c]
@@ -184,7 +227,7 @@ class _Evidence:
     def _weigh(self, c: int, todo: list, total: int) -> _Choice:
         reach = self.reach(c)
         cover = sum(w for w, k in todo if k & reach) / total
-        inner = min(self.inner[x] for x in reach)
+        inner = sum(self.inner[x] for x in reach)
         leaves = self.leaves.get(c, [])
         looped = bool(reach & self._looped)
         return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
