@@ -236,7 +236,7 @@ ROWS: Sequence[Row] = (
     Row("does-not-fit", "%%shard fsdp", "dp --on v5e --dry-run", STEP, LAYERS + BIG.format(9), saves_at_most),
     Row(
         "does-not-fit",
-        "--microbatches 4",
+        "--microbatches",
         "fsdp --on v5e --dry-run",
         ADAM,
         SCANNED + LONG + "x = S((524288, 4096), 'float32')",

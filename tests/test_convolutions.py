@@ -171,3 +171,33 @@ def test_gradients_are_the_plain_steps(name, strategy):
     for got, want in zip(jax.tree.leaves(sharded(*arguments)), plain(name), strict=True):
         if eqx.is_inexact_array(want):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5 * float(jnp.abs(want).max()))
+
+
+def test_groups_beside_a_mesh_axis_that_divides_none_of_them_train_alike():
+    def step(p, image, words):
+        def loss(p):
+            made = jax.lax.conv_general_dilated(
+                image @ p["into"],
+                p["kernel"],
+                (1, 1),
+                "VALID",
+                dimension_numbers=LAYOUT,
+                feature_group_count=2,
+            )
+            return jnp.mean(jnp.sin(made)) + jnp.mean(jnp.tanh(jnp.tanh(words @ p["up"]) @ p["down"]))
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, gradients), value
+
+    shapes = {"into": (2, 8), "kernel": (3, 1, 4, 4), "up": (4, 4), "down": (4, 16)}
+    draw = [
+        jax.random.normal(k, s)
+        for k, s in zip(jax.random.split(jax.random.key(0)), [(16, 4, 4, 2), (16, 8, 4)], strict=True)
+    ]
+    params = {n: jax.random.normal(jax.random.key(len(n)), s) for n, s in shapes.items()}
+    params, wanted = (
+        jaxshard_magic.shard(step, "dp+sp", mesh="data=4 seq=2")(params, *draw)[0],
+        step(params, *draw)[0],
+    )
+    for name, x in wanted.items():
+        assert jnp.allclose(params[name], x, rtol=1e-5, atol=1e-5), name

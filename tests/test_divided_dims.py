@@ -169,3 +169,24 @@ def test_along_a_divided_dimension_the_numbers_are_the_plain_steps(group, strate
 )
 def test_along_any_dimension_the_numbers_are_the_plain_steps(group, dim, strategy):
     the_same(group, dim, strategy)
+
+
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "rfft": lambda y: jnp.abs(jnp.fft.rfft(y, axis=0)),
+    "irfft": lambda y: jnp.fft.irfft(y * (1 + 1j), axis=0),
+    "hfft": lambda y: jnp.fft.hfft(y * (1 + 1j), axis=0),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_real_transform_of_the_examples_alone_has_the_plain_numbers(name):
+    def step(w, x):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.sin(TRANSFORMS[name](x @ w))))(w)
+        return w - 0.1 * gradient, loss
+
+    w, x = (
+        jax.random.normal(jax.random.key(0), (4, 4)),
+        np.asarray(jax.random.normal(jax.random.key(1), (16, 8, 4))),
+    )
+    for got, want in zip(jaxshard_magic.shard(step, "dp", mesh="data=8")(w, x), step(w, x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

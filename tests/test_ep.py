@@ -395,3 +395,24 @@ def test_the_cheapest_cut_is_found_through_several_paths():
     assert net.cut() == {"a", "b", "c"}
     net.cost("c", net.OTHER, 9)
     assert net.cut() == set()
+
+
+def test_a_softmax_along_features_of_experts_weights_takes_no_axis_twice():
+    def step(params, x):
+        def loss(p):
+            chances = jax.nn.softmax(x @ p["gate"], -1)
+            every = jnp.tanh(jnp.einsum("nd,edf->nef", x, p["up"]))
+            out = jnp.einsum("nef,efd,ne->nd", every, p["down"], chances) @ p["gate"]
+            near = jax.nn.softmax(jnp.einsum("eqf,ekf->eqk", p["up"], p["up"]), -1)
+            return jnp.mean(out**2) + jnp.mean(near**2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    shapes = {"gate": (16, 4), "up": (4, 16, 8), "down": (4, 8, 16)}
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {n: jax.random.normal(k, s) / 4 for k, (n, s) in zip(keys, shapes.items(), strict=False)}
+    x = jax.random.normal(keys[3], (8, 16))
+    made = jaxshard_magic.shard(step, "ep+dp", mesh="data=2 expert=4")(params, x)
+    for got, want in zip(jax.tree.leaves(made), jax.tree.leaves(step(params, x)), strict=True):
+        assert jnp.allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -65,6 +65,11 @@ def test_a_scan_in_blocks_is_the_scan(name):
     same(*jax.jit(lambda x: [SCANS[name](scan, x) for scan in scans])(VECTORS), 1e-4)
 
 
+def test_a_scan_of_empty_elements_in_blocks_is_empty():
+    empty = VECTORS[:, :0]
+    assert scan_in_blocks(associative_scan, 4, jnp.add, empty).shape == empty.shape
+
+
 @pytest.mark.parametrize("name", ["several arrays", "that do not commute", "of other shapes, from the end"])
 def test_its_derivatives_are_the_scans(name):
     def loss(scan, x):

@@ -245,6 +245,13 @@ def test_a_step_without_positions_is_refused_with_the_spec_that_would_name_them(
     assert "--spec \"batch=P(None, 'seq')\"" in said
 
 
+def test_a_step_that_reads_no_batch_is_told_so():
+    said = refusal(
+        planned, step_of(lambda p, x: jnp.tanh(p["w"]).mean()), drawn(w=(WIDE, WIDE)), jnp.ones((8, WIDE))
+    )
+    assert "no input of this step is a batch" in said
+
+
 def test_positions_that_do_not_divide_are_refused_with_what_would():
     said = refusal(planned, step_of(loss), weights(), tokens(8, 19))
     assert "batch has 19 positions (dim 1), of which the model sees 18, which do not divide by seq=4" in said

@@ -87,7 +87,7 @@ def _has_blocks(leaves: list, blocks: int, axis: int, reverse: bool) -> bool:
 
 def _split(x: Any, axis: int, blocks: int) -> Any:
     """`x` with the dimension `axis` as two: `blocks`, and the elements of one."""
-    return x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :])
+    return x.reshape(*x.shape[:axis], blocks, x.shape[axis] // blocks, *x.shape[axis + 1 :])
 
 
 def _reduced(combine: Callable[[list, list], list], xs: list, axis: int) -> list:

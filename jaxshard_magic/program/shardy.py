@@ -145,14 +145,13 @@ class Partitioner:
             dialect, _, kind = operation.name.partition(".")
             if dialect == "sdy" and kind in _KINDS:
                 found.append((kind, operation.results[0].type, str(operation.location)))
+            elif dialect == "chlo" or operation.name == "stablehlo.custom_call":
+                # Shardy has no rule for it: its operands come whole.
+                whole = filter(_is_divided, operation.operands)
+                found.extend(("all_gather", x.type, str(operation.location)) for x in whole)
             elif operation.name in _SHIFTED and _is_shift(operation):
                 given = operation.operands if operation.name == "stablehlo.pad" else operation.results
                 found.append((_SHIFT, given[0].type, str(operation.location)))
-            elif (
-                dialect == "chlo" or operation.name == "stablehlo.custom_call"
-            ):  # no rule: its operands come whole
-                whole = filter(_is_divided, operation.operands)
-                found.extend(("all_gather", x.type, str(operation.location)) for x in whole)
             return ir.WalkResult.ADVANCE
 
         module.walk(look)
@@ -213,18 +212,6 @@ def _sharding(rank: int, dim: int) -> Any:
     return ir.Attribute.parse(f"#sdy.sharding<@{_MESH}, [{dims}]>")
 
 
-def _is_shift(operation: Any) -> bool:
-    """Return whether a slice or the like has a divided dimension that is a part of its operand's, or reversed."""
-    if "sdy.sharding" not in operation.attributes:
-        return False
-    dims = re.findall(r"\{[^{}]*\}", str(operation.attributes["sdy.sharding"]))
-    divided = [d for d, axes in enumerate(dims) if f'"{_AXIS}"' in axes]
-    if operation.name == "stablehlo.reverse":
-        return any(d in operation.attributes["dimensions"] for d in divided)
-    before, after = (ir.RankedTensorType(x[0].type).shape for x in (operation.operands, operation.results))
-    return any(before[d] != after[d] for d in divided)
-
-
 def _is_divided(value: Any) -> bool:
     """Return whether propagation divided a value."""
     owner: Any = value.owner
@@ -237,6 +224,18 @@ def _is_divided(value: Any) -> bool:
         shardings = str(given["sdy.sharding"]).split("<@")[1:] if "sdy.sharding" in given else []
         number = ir.OpResult(value).result_number
     return number < len(shardings) and f'"{_AXIS}"' in shardings[number]
+
+
+def _is_shift(operation: Any) -> bool:
+    """Return whether a slice or the like has a divided dimension that is a part of its operand's, or reversed."""
+    if "sdy.sharding" not in operation.attributes:
+        return False
+    dims = re.findall(r"\{[^{}]*\}", str(operation.attributes["sdy.sharding"]))
+    divided = [d for d, axes in enumerate(dims) if f'"{_AXIS}"' in axes]
+    if operation.name == "stablehlo.reverse":
+        return any(d in operation.attributes["dimensions"] for d in divided)
+    before, after = (ir.RankedTensorType(x[0].type).shape for x in (operation.operands, operation.results))
+    return any(before[d] != after[d] for d in divided)
 
 
 def _nbytes(array: Any) -> int:

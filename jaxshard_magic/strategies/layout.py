@@ -134,7 +134,7 @@ class Layout:
             for d, c in enumerate(self.storage.of(value)):
                 if c in self.experts.stored:
                     spec[d] = self.experts.axes
-        return spec
+        return self._unique(spec)
 
     def active(self, value: Value) -> Spec:
         """An activation where it is made: examples over the batch axes, tensor parallel dimensions divided, positions

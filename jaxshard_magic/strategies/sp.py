@@ -206,6 +206,8 @@ def _sorted_tokens(layout: Layout) -> Equation | None:
 def _no_positions(layout: Layout, axes: Axes) -> str:
     inputs, shapes = layout.program.inputs, layout.program.shapes
     data = sorted(layout.batch.dims) or [i for i in sorted(layout.roles.data) if shapes[inputs[i]]]
+    if not data:
+        return "sp found no dimension of positions: no input of this step is a batch; use dp, fsdp or tp"
     shown = one_of(f"{layout.names[i]} ({' x '.join(map(str, shapes[inputs[i]]))})" for i in data[:4])
     more = f" and {len(data) - 4} more" if len(data) > 4 else ""
     longer = ((layout.names[i], shapes[inputs[i]]) for i in data if len(shapes[inputs[i]]) > 1)

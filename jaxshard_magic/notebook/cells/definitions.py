@@ -70,8 +70,10 @@ class Definitions:
         function = None if isinstance(value, type) else plain_function(value)
         functions = functions_of(value) if isinstance(value, type) else [function] if function else []
         files = dict.fromkeys(each.__code__.co_filename for each in functions)
-        known = [file for file in files if linecache.getlines(file)]
-        return [(number_of(self._shell, file), file) for file in known] or [*reversed(self._cells)]
+        known = [(number_of(self._shell, file), file) for file in files if linecache.getlines(file)]
+        # Methods that dataclasses write are of "<string>", of which Python 3.13 knows lines: what `python -c` runs.
+        known = [(number, file) for number, file in known if number is not None or not file.startswith("<")]
+        return known or [*reversed(self._cells)]
 
     @cached_property
     def _cells(self) -> list[tuple[int, str]]:

@@ -30,7 +30,7 @@ class Grouped(Region):
         assert c is not None and c.grouped is not None
         used = [layout.used(v) for v in (*e.ins, *e.outs)]
         groups = max(e.params[k] for k in _COUNTS)
-        axes = next(spec[d] for spec, d in zip(used, c.grouped, strict=True) if spec[d])
+        axes = next((spec[d] for spec, d in zip(used, c.grouped, strict=True) if spec[d]), ())
         if groups % layout.count(axes):
             axes: Axes = ()
         whole: list[Spec] = [[()] * len(spec) for spec in used]
@@ -66,7 +66,9 @@ def _others(axes: Axes, taken: Iterable[str]) -> Axes:
 
 
 def grouped(context: Context) -> Grouped:
-    """The convolutions of which an operand, or the result, has its groups divided."""
+    """The convolutions of which an operand, or the result, has its groups divided, and those that add up over divided
+    examples which several devices have alike: XLA's partitioner (seen with jaxlib 0.10) gets the gradient of a kernel
+    wrong where a mesh axis divides nothing of it."""
     layout = context.layout
 
     def divided(e: Equation) -> bool:
@@ -74,6 +76,9 @@ def grouped(context: Context) -> Grouped:
         if c is None or c.grouped is None:
             return False
         ends: list[Value | None] = [*e.ins, *e.outs]
-        return any(layout.used(v)[d : d + 1] not in ([], [()]) for v, d in zip(ends, c.grouped, strict=True))
+        if any(layout.used(v)[d : d + 1] not in ([], [()]) for v, d in zip(ends, c.grouped, strict=True)):
+            return True
+        summed = {axis for a, _ in c.contracted for axis in layout.used(e.ins[0])[a]}
+        return bool(summed) and layout.count(tuple(summed)) < layout.mesh.size
 
     return Grouped({e.index for e in layout.program.equations if divided(e)}, layout)

@@ -21,15 +21,19 @@ class Transforms(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         layout = self.layout
-        before, after = (partition_spec(layout.within(e, v)) for v in (e.ins[0], e.outs[0]) if v is not None)
+        operand, made = (layout.within(e, v) for v in (e.ins[0], e.outs[0]) if v is not None)
+        own = len(operand) - len(e.params["fft_lengths"])
         transformed = jax.shard_map(
             lambda x: bind_mended(e, [x], lambda _d: False, cpu=True)[0],
             mesh=layout.mesh,
-            in_specs=before,
-            out_specs=after,
+            in_specs=partition_spec(operand),
+            # Along the examples a real transform makes a dimension of another size, which the batch doesn't divide: its
+            # result may lie otherwise than its operand.
+            out_specs=partition_spec(operand[:own]),
             check_vma=False,
         )
-        return hold.after(e, [transformed(*hold.before(e, values))])
+        out = transformed(*hold.before(e, values))
+        return hold.after(e, [out if made == operand else layout.pin(out, made)])
 
 
 def transforms(context: Context) -> Transforms:
