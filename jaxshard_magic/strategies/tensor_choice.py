@@ -20,19 +20,21 @@ from .layout import Layout
 
 _STARTS = 40  # sets that the greedy choice is started from
 _FREE = 0.02  # of all products' bytes: to send less than that costs nothing worth covering less for
-_RIVAL = 0.5  # of the best score by rules: a set whose bytes are rough may be better from there on
 _ASKED = 4  # sets that Shardy is asked about: each takes up to a second of a large step
 
 
 @dataclass(frozen=True)
 class _Set:
-    """Dimension classes to divide, products' FLOPs squared for a byte that a device sends (`score`), and whether the
-    bytes are `rough`: an equation takes a divided dimension apart, for which at most all of an array is gathered."""
+    """Dimension classes to divide, and products' FLOPs squared for a byte that a device sends.
+
+    Where an equation takes a divided dimension apart, `score` has all of its array gathered, `most` has devices
+    exchange their parts of it; elsewhere they are equal.
+    """
 
     classes: frozenset[int]
     flops: int
     score: float
-    rough: bool
+    most: float
 
 
 def choose(layout: Layout, found: list[Product], n: int, given: set[int]) -> frozenset[int]:
@@ -45,7 +47,7 @@ def choose(layout: Layout, found: list[Product], n: int, given: set[int]) -> fro
     if not sets:
         return frozenset(given)
     best = sets[0]
-    rivals = [s for s in sets[1:] if s.rough and s.score >= _RIVAL * best.score][: _ASKED - 1]
+    rivals = [s for s in sets[1:] if s.most > best.score][: _ASKED - 1]
     partitioner = Partitioner.of(layout.program) if rivals else None
     if partitioner is None:
         return best.classes
@@ -115,13 +117,14 @@ class _Sets:
             if not self._conflict[c] & taken and self._cover[c] - done:
                 taken.add(c)
                 done |= self._cover[c]
-        flops, cost = self._flops(done), sum(self._cost(c) for c in taken)
-        rough = any(self._apart[c] for c in taken)
-        return _Set(frozenset(taken), flops, flops**2 / max(1, _free(self._found) + cost), rough)
+        flops, free = self._flops(done), _free(self._found)
+        gathered, exchanged = (sum(self._cost(c, share) for c in taken) for share in (1, 1 / self._n))
+        score, most = (flops**2 / max(1, free + cost) for cost in (gathered, exchanged))
+        return _Set(frozenset(taken), flops, score, most)
 
-    def _cost(self, c: int) -> float:
-        """Bytes that a device sends: in a ring, a sum's twice."""
-        return (2 * self._sums[c] + self._apart[c]) * (self._n - 1) / self._n
+    def _cost(self, c: int, share: float = 1) -> float:
+        """Bytes that a device sends: in a ring, a sum's twice; `share`: of what is taken apart."""
+        return (2 * self._sums[c] + share * self._apart[c]) * (self._n - 1) / self._n
 
     def _flops(self, covered: Iterable[int]) -> int:
         return sum(self._found[k].flops for k in covered)
