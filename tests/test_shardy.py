@@ -18,7 +18,7 @@ def partitioner_of(step, *args) -> Partitioner:
 
 def test_rows_of_a_product_send_nothing():
     division = partitioner_of(lambda x, w: jnp.tanh(x @ w), X, W).divided({0: 0}, 4)
-    assert division == Division(frozenset({0}), ())
+    assert division == Division(4, frozenset({0}), ())
 
 
 def test_a_contracted_dimension_is_a_sum_and_its_other_side_is_divided_too():
@@ -64,12 +64,12 @@ def test_bytes_are_those_of_the_dtype(dtype, nbytes):
 )
 def test_functions_of_each_element_pass_a_division_on(function):
     division = partitioner_of(lambda x, y: function(x) + y, X, X).divided({0: 0}, 4)
-    assert division == Division(frozenset({0, 1}), ())
+    assert division == Division(4, frozenset({0, 1}), ())
 
 
 def test_the_largest_of_each_row_need_the_row_whole_and_no_others():
     asked = partitioner_of(lambda x: jax.lax.top_k(x, 2)[0], X)
-    assert asked.divided({0: 0}, 4) == Division(frozenset({0}), ())
+    assert asked.divided({0: 0}, 4) == Division(4, frozenset({0}), ())
     division = asked.divided({0: 1}, 4)
     assert division is not None
     assert division.moved > 0
