@@ -15,15 +15,14 @@ class Dimensions:
     links, matmuls included; `copies`: inputs that are to lie as another does.
 
     `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
-    dimensions whose reshape no shard over `axis_sizes` survives. `most_devices`: the largest of these sizes, at
-    least 2.
+    dimensions whose reshape no shard over `axis_sizes` survives. `most_devices`: the largest of these sizes.
     """
 
     def __init__(
         self, program: Program, axis_sizes: tuple[int, ...], copies: Mapping[Value, Value] | None = None
     ):
         self.program = program
-        self.most_devices = max(2, *axis_sizes)
+        self.most_devices = max(axis_sizes, default=1)
         self.links: Links = find_links(program)
         for copy, original in (copies or {}).items():
             self.links.same(original, copy)

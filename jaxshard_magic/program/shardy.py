@@ -53,6 +53,10 @@ class Collective:
     equation: int | None
     trips: int
 
+    @property
+    def is_sum(self) -> bool:
+        return self.kind == _ALL_REDUCE
+
 
 @dataclass(frozen=True)
 class Division:
@@ -71,7 +75,7 @@ class Division:
     @property
     def moved(self) -> int:
         """Bytes of collectives that add nothing up: gathers, exchanges and shifts, with all trips of loops."""
-        return sum(c.nbytes * c.trips for c in self.collectives if c.kind != _ALL_REDUCE)
+        return sum(c.nbytes * c.trips for c in self.collectives if not c.is_sum)
 
     @property
     def sent(self) -> int:

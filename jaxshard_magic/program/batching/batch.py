@@ -3,9 +3,9 @@
 Dimension classes that no parameter has are free. Candidates are the free classes of data leaves that most of the
 products with weights carry (their cover). A class that is summed, sliced or paired with itself while another free class
 of the data lives on is mixed: positions, pixels or channels inside of an example. Where one candidate alone is never
-mixed, it is the batch. Else Shardy is asked what dividing each would send (`shardy`): the batch is the one that no
-stored input comes to carry and that moves the fewest bytes; sums of gradients are sent by any. Rows that the data joins
-to each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
+mixed, or none outlives it, it is the batch. Else Shardy is asked what dividing each would send (`shardy`): the batch
+is the one that no stored input comes to carry and that moves the fewest bytes; sums of gradients are sent by any. Rows
+that the data joins to each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
 """
 
 from collections import Counter, defaultdict
@@ -110,6 +110,7 @@ class _Evidence:
                     self.leaves[c].append((i, d))
         self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
         self.inner: Counter[int] = Counter()
+        self.outlived: dict[int, set[int]] = defaultdict(set)  # free classes that live on where a class ends
         self.products: list[tuple[int, frozenset[int]]] = []
         self._strided: list[
             tuple[int | None, int | None]
@@ -138,7 +139,10 @@ class _Evidence:
         if e.primitive.kind is Kind.RUNNING:
             living -= ends
         if living & self.given:  # places that the step made, as an expert's for tokens, are no examples
-            self._count(c for c in ends if self.free(c) and c not in living)
+            ended = [c for c in ends if self.free(c)]
+            self._count(c for c in ended if c not in living)
+            for c in ended:
+                self.outlived[c] |= living - {c}
         if e.primitive.product:
             self._product(e, ins, outs)
 
@@ -196,14 +200,24 @@ class _Evidence:
 
     def _best(self, good: list[_Choice]) -> tuple[_Choice, bool]:
         """The batch among choices of like cover, best rank first, and whether that is clear."""
-        apart = [x for x in good if not x.mixed]
-        if len(apart) == 1 or len(good) == 1:
-            return (apart or good)[0], True
-        return self._asked(good)
+        apart = [x for x in good if not x.mixed] or good
+        if len(apart) > 1:
+            apart = [x for x in good if not x.looped and not any(self._is_inside(x, y) for y in good)] or good
+        return (apart[0], True) if len(apart) == 1 else self._asked(apart)
+
+    def _is_inside(self, x: _Choice, y: _Choice) -> bool:
+        """Return whether `x` ends where `y` lives on, and `y` never where `x` does: positions of examples."""
+
+        def outlives(a: _Choice, b: _Choice) -> bool:
+            return any(self.outlived[c] & a.reach for c in b.reach)
+
+        return not y.looped and outlives(y, x) and not outlives(x, y)
 
     def _asked(self, choices: list[_Choice]) -> tuple[_Choice, bool]:
         """The choice whose division moves the fewest bytes and that no stored input comes to carry, and whether all
         others would send clearly more; the first one, unclear, where Shardy can't tell."""
+        if self.dims.most_devices == 1:
+            return choices[0], True
         partitioner = Partitioner.of(self.dims.program)
         if partitioner is None:
             return choices[0], False
@@ -215,10 +229,19 @@ class _Evidence:
                 judged.append((x, division))
         if not judged:
             return choices[0], False
-        best, least = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
-        rivals = [other for x, other in judged if not x.reach & best.reach]
-        close = (x.moved <= _CLOSE * least.moved and x.sent <= _CLOSE * least.sent for x in rivals)
-        return best, not any(close)
+        costs = [(x, self._moved(division), division.sent) for x, division in judged]
+        best, moved, sent = min(costs, key=lambda cost: cost[1:])  # the first of equals
+        rivals = [cost for cost in costs if not cost[0].reach & best.reach]
+        return best, not any(m <= _CLOSE * moved and s <= _CLOSE * sent for _, m, s in rivals)
+
+    def _moved(self, division: Division) -> int:
+        """Bytes that a division sends, apart from sums of gradients and losses, which have no free dimension."""
+        equations = self.dims.program.equations
+        sums = [c for c in division.collectives if c.is_sum and c.equation is not None]
+        of_data = (
+            c for c in sums if any(self.free(k) for k in self.dims.big(equations[c.equation or 0].outs[0]))
+        )
+        return division.moved + sum(c.nbytes * c.trips for c in of_data)
 
     def _fits(self, c: int, size: int) -> bool:
         mine = self.dims.largest[c]

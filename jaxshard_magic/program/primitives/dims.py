@@ -238,7 +238,7 @@ def _regroup(
     sides = [[(links.program.node(v, d), links.shape(v)[d]) for d in ds] for v, ds in (old, new)]
     sides.sort(key=lambda side: -side[0][1])
     (whole, size), (first, major), (following, minor) = sides[0][0], *sides[1][:2]
-    if size % major:
+    if not major or size % major:  # of an empty array sizes say nothing
         links.link(e, old[0], old[1][0], new[0], new[1][0])
     else:
         rest = size // major
