@@ -10,7 +10,7 @@ import jax
 from jaxlib.mlir import ir, passmanager
 
 from jaxshard_magic.plan import Plan
-from jaxshard_magic.program.shardy import _PASSES, _nbytes
+from jaxshard_magic.program.shardy import PASSES, tensor_bytes
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 SMALL = 64  # bytes: sums of single numbers, which compilers merge
@@ -27,7 +27,7 @@ def moves_by_shardy(plan: Plan) -> Moves:
     found: Moves = Counter()
     with module.context, ir.Location.unknown():
         module = module.operation.clone()
-        passmanager.PassManager.parse(_PASSES).run(module)
+        passmanager.PassManager.parse(PASSES).run(module)
         for kind, axes, nbytes in _collectives(module, sizes):
             if nbytes > SMALL:
                 found[kind.replace("_", "-"), axes] += nbytes
@@ -57,12 +57,12 @@ def _collectives(module: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, t
             axes = tuple(a for a in manual if sizes[a] == number) or manual
             others = {a for a in _names(str(region.attributes["in_shardings"])) if a not in manual}
             whole = operation.results[0] if kind == "all_gather" else operation.operands[0]
-            yield kind, axes, _nbytes(whole.type) // prod(sizes[a] for a in others)
+            yield kind, axes, tensor_bytes(whole.type) // prod(sizes[a] for a in others)
 
 
 def _on_a_device(operation: Any, sharding: str, sizes: Mapping[str, int]) -> int:
     divided = _names(sharding.split("unreduced")[0].split("replicated")[0])
-    return _nbytes(operation.results[0].type) // prod(sizes[a] for a in divided)
+    return tensor_bytes(operation.results[0].type) // prod(sizes[a] for a in divided)
 
 
 def _region_of(operation: Any) -> Any:

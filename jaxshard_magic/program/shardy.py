@@ -23,7 +23,8 @@ from .emit import Emitter
 from .ir import Equation, Program
 from .primitives.primitive import Kind
 
-_PASSES = (
+# Propagation, then all that has to move as explicit collectives.
+PASSES = (
     "builtin.module(inline,symbol-dce,sdy-propagation-pipeline,"
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives))"
 )
@@ -135,7 +136,7 @@ class Partitioner:
                 given[ahead + i] = {"sdy.sharding": _sharding(rank, dim)}
             main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in given])
             try:
-                passmanager.PassManager.parse(_PASSES).run(module)
+                passmanager.PassManager.parse(PASSES).run(module)
             except ir.MLIRError:
                 return None
             attributes = list(_main(module.regions[0].blocks[0]).attributes["arg_attrs"])[ahead:]
@@ -163,7 +164,7 @@ class Partitioner:
             equations = _EQUATION.findall(location)
             equation = int(equations[-1]) if equations else None
             trips = 1 if equation is None else self._trips[equation]
-            yield Collective(kind, _nbytes(array), equation, trips)
+            yield Collective(kind, tensor_bytes(array), equation, trips)
 
 
 class _StandIns(Emitter):
@@ -192,7 +193,7 @@ def has_passes() -> bool:
     """Return whether the installed jaxlib has Shardy's passes in its Python package."""
     try:
         with _module_of(jax.jit(lambda x: x).lower(1.0)).context:
-            passmanager.PassManager.parse(_PASSES)
+            passmanager.PassManager.parse(PASSES)
     except (ValueError, ir.MLIRError):
         return False
     return True
@@ -242,7 +243,8 @@ def _is_shift(operation: Any) -> bool:
     return any(before[d] != after[d] for d in divided)
 
 
-def _nbytes(array: Any) -> int:
+def tensor_bytes(array: Any) -> int:
+    """Bytes of a tensor type, elements of less than a byte in one each."""
     tensor = ir.RankedTensorType(array)
     element: Any = tensor.element_type
     part: Any = element if hasattr(element, "width") else ir.ComplexType(element).element_type

@@ -110,7 +110,9 @@ class _Evidence:
                     self.leaves[c].append((i, d))
         self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
         self.inner: Counter[int] = Counter()
-        self.outlived: dict[int, set[int]] = defaultdict(set)  # free classes that live on where a class ends
+        self.outlived: dict[int, set[int | None]] = defaultdict(
+            set
+        )  # free classes that live on where a class ends
         self.products: list[tuple[int, frozenset[int]]] = []
         self._strided: list[
             tuple[int | None, int | None]
