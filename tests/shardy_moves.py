@@ -42,7 +42,7 @@ def _collectives(module: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, t
         if kind not in KINDS:
             continue
         if dialect == "sdy":
-            written = re.search(r"sdy\.\w+ (\[.*?\]|\{.*?\}) %", str(operation))
+            written = re.search(r"sdy\.\w+ (?:\w+ )?(\[.*?\]|\{.*?\}) %", str(operation))
             assert written is not None, str(operation)
             yield (
                 kind,
@@ -52,9 +52,10 @@ def _collectives(module: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, t
         elif dialect == "stablehlo":  # of a region that is manual over some axes
             region = _region_of(operation)
             manual = _names(str(region.attributes["manual_axes"]))
-            groups = str(operation.attributes["replica_groups"].type)
-            number = int(re.findall(r"(\d+)xi64", groups)[0])
-            axes = tuple(a for a in manual if sizes[a] == number) or manual
+            axes = _names(str(operation.attributes["replica_groups"]))  # jax 0.12; before, groups of devices
+            if not axes:
+                size = operation.attributes["replica_groups"].type.shape[1]
+                axes = tuple(a for a in manual if sizes[a] == size) or manual
             others = {a for a in _names(str(region.attributes["in_shardings"])) if a not in manual}
             whole = operation.results[0] if kind == "all_gather" else operation.operands[0]
             yield kind, axes, tensor_bytes(whole.type) // prod(sizes[a] for a in others)
