@@ -38,7 +38,7 @@ import jaxshard_magic
 def test_pmap_with_a_replicated_train_state():
     mapped = jax.pmap(partial(linen_step, reduce=lambda x: lax.pmean(x, "batch")), axis_name="batch")
     sharded = jaxshard_magic.shard(mapped, "pmap", mesh="data=8")
-    got = thrice(sharded, jax_utils.replicate(train_state()), per_device(labelled()))
+    got = thrice(sharded, jax_utils.replicate(train_state(), jax.devices()[:8]), per_device(labelled()))
     alike(jax_utils.unreplicate(got), plain_linen())
     where = layout(sharded)
     assert where["state.params.Dense_0.kernel"] == where["batch.x"] == P("data")  # a device axis
@@ -89,7 +89,7 @@ def test_pmap_that_accumulates_over_a_list_of_microbatches():
     batches = [labelled(seed) for seed in range(3)]
     whole = jax.tree.map(lambda *parts: jnp.concatenate(parts), *batches)
     sharded = jaxshard_magic.shard(jax.pmap(accumulating, axis_name="devices"), "pmap", mesh="data=8")
-    state = jax_utils.replicate(train_state())
+    state = jax_utils.replicate(train_state(), jax.devices()[:8])
     got, _ = thrice(sharded, state, [per_device(batch) for batch in batches])
     want, _ = thrice(jax.jit(linen_step), train_state(), whole)
     alike(jax_utils.unreplicate(got), want)
@@ -234,7 +234,7 @@ def test_a_masked_batch_under_pmap():
 
     params = mlp_params(Draw(0), WIDTH, HIDDEN, CLASSES)
     sharded = jaxshard_magic.shard(jax.pmap(step, axis_name="devices"), "pmap", mesh="data=8")
-    got = thrice(sharded, jax_utils.replicate(params), per_device(masked_batch()))
+    got = thrice(sharded, jax_utils.replicate(params, jax.devices()[:8]), per_device(masked_batch()))
     alike(jax_utils.unreplicate(got), thrice(jax.jit(masked_step), params, masked_batch()))
 
 

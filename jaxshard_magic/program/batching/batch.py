@@ -4,8 +4,9 @@ Dimension classes that no parameter has are free. Candidates are the free classe
 products with weights carry (their cover). A class that is summed, sliced or paired with itself while another free class
 of the data lives on is mixed: positions, pixels or channels inside of an example. Where one candidate alone is never
 mixed, or none outlives it, it is the batch. Else Shardy is asked what dividing each would send (`shardy`): the batch
-is the one that no stored input comes to carry and that moves the fewest bytes; sums of gradients are sent by any. Rows
-that the data joins to each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
+is the one that no stored input comes to carry and that sends the fewest bytes that are no sums, since any sends sums of
+gradients. Rows that the data joins to each other, as edges do the nodes of a graph, are divided like examples and are
+none (`joins`).
 """
 
 from collections import Counter, defaultdict
@@ -231,19 +232,10 @@ class _Evidence:
                 judged.append((x, division))
         if not judged:
             return choices[0], False
-        costs = [(x, self._moved(division), division.sent) for x, division in judged]
-        best, moved, sent = min(costs, key=lambda cost: cost[1:])  # the first of equals
-        rivals = [cost for cost in costs if not cost[0].reach & best.reach]
-        return best, not any(m <= _CLOSE * moved and s <= _CLOSE * sent for _, m, s in rivals)
-
-    def _moved(self, division: Division) -> int:
-        """Bytes that a division sends, apart from sums of gradients and losses, which have no free dimension."""
-        equations = self.dims.program.equations
-        sums = [c for c in division.collectives if c.is_sum and c.equation is not None]
-        of_data = (
-            c for c in sums if any(self.free(k) for k in self.dims.big(equations[c.equation or 0].outs[0]))
-        )
-        return division.moved + sum(c.nbytes * c.trips for c in of_data)
+        best, least = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
+        rivals = [other for x, other in judged if not x.reach & best.reach]
+        close = (x.moved <= _CLOSE * least.moved and x.sent <= _CLOSE * least.sent for x in rivals)
+        return best, not any(close)
 
     def _fits(self, c: int, size: int) -> bool:
         mine = self.dims.largest[c]
