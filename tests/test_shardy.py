@@ -1,5 +1,8 @@
 """What Shardy tells of dividing a step's inputs, against what the step's arithmetic needs."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -100,6 +103,17 @@ def test_a_step_that_this_host_does_not_lower_has_no_partitioner():
         return jax.lax.platform_dependent(x, tpu=jnp.sin) + x
 
     assert Partitioner.of(Program(jax.make_jaxpr(step)(jnp.ones(8)))) is None
+
+
+def test_a_step_is_lowered_once_and_kept_no_longer_than_it_is():
+    program = Program(jax.make_jaxpr(lambda x: x + 1)(X))
+    asked = Partitioner.of(program)
+    assert asked is not None
+    assert Partitioner.of(program) is asked
+    gone = weakref.ref(program)
+    del program
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_question_leaves_the_next_one_as_it_was():

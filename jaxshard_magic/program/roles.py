@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .copies import find_copies
 from .flow import Flow, by_alias, results
+from .ir import Program
 from .state import Pairs, Steps, match_state
 from .trace import Traced
 
@@ -28,6 +29,15 @@ class Roles:
     data: frozenset[int]
     stored: tuple[int, ...]
     copies: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[int]:
+        """The inputs that are random keys."""
+        return frozenset(i for i, role in enumerate(self.of) if role == RNG)
+
+    def is_raw_key(self, program: Program, i: int) -> bool:
+        """Return whether an input is a key, or keys, as plain whole numbers: its last dimension are words of a key."""
+        return self.of[i] == RNG and program.avals[program.inputs[i]].dtype == "uint32"
 
 
 def find_roles(traced: Traced, flow: Flow) -> Roles:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -107,14 +108,16 @@ class Partitioner:
 
     @classmethod
     def of(cls, program: Program) -> "Partitioner | None":
-        """The partitioner of a step; None where this jaxlib has no such passes, or the step is not lowered for this
-        host (a kernel of another platform)."""
+        """The partitioner of a step, lowered at its first question; None where this jaxlib has no such passes, or the
+        step is not lowered for this host (a kernel of another platform)."""
         if not has_passes():
             return None
-        try:
-            return cls(program)
-        except (NotImplementedError, ValueError, ir.MLIRError):
-            return None
+        if program not in _OF:
+            try:
+                _OF[program] = cls(program)
+            except (NotImplementedError, ValueError, ir.MLIRError):
+                _OF[program] = None
+        return _OF[program]
 
     def divided(self, dims: Mapping[int, int], size: int) -> Division | None:
         """The consequences of dividing dimension `dims[i]` of each input i over one axis of `size` devices.
@@ -165,6 +168,10 @@ class Partitioner:
             equation = int(equations[-1]) if equations else None
             trips = 1 if equation is None else self._trips[equation]
             yield Collective(kind, tensor_bytes(array), equation, trips)
+
+
+# A search asks about one step for each mesh; what is kept goes with the step.
+_OF: "WeakKeyDictionary[Program, Partitioner | None]" = WeakKeyDictionary()
 
 
 class _StandIns(Emitter):

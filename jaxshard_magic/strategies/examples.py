@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.follow import told
-from ..program.roles import BATCH, PARAMS, RNG
+from ..program.roles import BATCH, PARAMS
 from ..program.trace import Traced, path_name
 from .layout import Layout
 
@@ -88,8 +88,10 @@ def _about_whole_rows(traced: Traced, layout: Layout) -> Iterator[Finding]:
     batch, roles = layout.batch, layout.roles
     inputs, shapes = layout.program.inputs, layout.program.shapes
     sizes = {_size(layout, i, d) for i, ds in batch.dims.items() for d in ds if d == 0}
-    keys = {i for i, role in enumerate(roles.of) if role == RNG}
-    rows = {i: shapes[inputs[i]][: -1 if _raw(layout, i) else None] for i in roles.data | keys}
+    rows = {
+        i: shapes[inputs[i]][: -1 if roles.is_raw_key(layout.program, i) else None]
+        for i in roles.data | roles.keys
+    }
     whole = [i for i, shape in sorted(rows.items()) if shape and shape[0] in sizes and i not in batch.dims]
     features = {c for i, role in enumerate(roles.of) if role == PARAMS for c in layout.dims.of(inputs[i])}
     whole = [i for i in whole if i >= len(traced.consts) and layout.dims.of(inputs[i])[0] not in features]
@@ -121,11 +123,6 @@ def _divided_with(traced: Traced, layout: Layout, also: Sequence[int]) -> str:
         whole = all(found.get(j) == d for j in inside)  # all that the argument holds
         specs[path_name(path[:1] if whole else path)] = d
     return " ".join(f'--spec "{name}=P({"None, " * d}{over})"' for name, d in specs.items())
-
-
-def _raw(layout: Layout, i: int) -> bool:
-    """Is an input a key, or keys, as plain whole numbers?"""
-    return layout.roles.of[i] == RNG and layout.program.avals[layout.program.inputs[i]].dtype == "uint32"
 
 
 def _odd(layout: Layout) -> Iterator[tuple[int, int, int]]:

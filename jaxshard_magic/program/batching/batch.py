@@ -19,7 +19,7 @@ from ..ir import Equation
 from ..primitives import scan_counts
 from ..primitives.dims import along, reduced
 from ..primitives.primitive import Kind
-from ..roles import PARAMS, RNG, Roles
+from ..roles import PARAMS, Roles
 from ..shardy import Division, Partitioner
 from .joins import find_joins
 
@@ -78,7 +78,7 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
     if joined is not None:
         classes = classes.union(*(evidence.reach(c) for c in beside if c in evidence.leaves))
     batch_dims = {}
-    for i in sorted({*roles.data, *keys_of(roles), *(given or ())}):
+    for i in sorted({*roles.data, *roles.keys, *(given or ())}):
         batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
         if batchy:
             batch_dims[i] = batchy
@@ -90,11 +90,6 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
     return Batch(classes, batch_dims, clear, min(rows, default=dims.largest[first]), None)
 
 
-def keys_of(roles: Roles) -> tuple[int, ...]:
-    """The inputs that are random keys."""
-    return tuple(i for i, role in enumerate(roles.of) if role == RNG)
-
-
 class _Evidence:
     def __init__(self, dims: Dimensions, roles: Roles):
         self.dims = dims
@@ -102,18 +97,17 @@ class _Evidence:
         self.bound = {c for i, v in enumerate(inputs) if roles.of[i] == PARAMS for c in dims.of(v)}
         self.leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.stored = frozenset(roles.stored) - roles.data
-        for i in sorted(roles.data) or keys_of(roles):  # a training mapped over keys has no other data
+        for i in sorted(roles.data or roles.keys):  # a training mapped over keys has no other data
             classes = dims.big(inputs[i])
-            if roles.of[i] == RNG and dims.program.avals[inputs[i]].dtype == "uint32":
-                classes = classes[:-1]  # the words of each key
+            if roles.is_raw_key(dims.program, i):
+                classes = classes[:-1]
             for d, c in enumerate(classes):
                 if c is not None and c not in self.bound:
                     self.leaves[c].append((i, d))
         self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
         self.inner: Counter[int] = Counter()
-        self.outlived: dict[int, set[int | None]] = defaultdict(
-            set
-        )  # free classes that live on where a class ends
+        # Free classes that live on where a class ends.
+        self.outlived: dict[int, set[int | None]] = defaultdict(set)
         self.products: list[tuple[int, frozenset[int]]] = []
         self._strided: list[
             tuple[int | None, int | None]
