@@ -326,9 +326,9 @@ class Damage:
         return f"{table}.{column} = {str(value)[:40]!r}"
 
 
-def outcome(read: Callable[[Path, Say], None], folder: Path) -> str:
-    """What reading comes to: "read", "told", or what is wrong with it."""
-    lines: list[str] = []
+def outcome(read: Callable[[Path, Say], None], folder: Path, lines: list[str] | None = None) -> str:
+    """What reading comes to: "read", "told", or what is wrong with it. What is said goes to `lines`."""
+    lines = [] if lines is None else lines
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -347,6 +347,23 @@ def outcome(read: Callable[[Path, Say], None], folder: Path) -> str:
     if odd is not None:
         return f"a line that moves the cursor: {odd[:200]!r}"
     return f"{end} after {seconds:.1f} s" if seconds > LIMIT_S else end
+
+
+def told_when_nonsense(kind: str, place: Path) -> list[str]:
+    """Files of a sound folder for which one line says what is wrong, when its bytes mean nothing."""
+    sound = place / "sound"
+    sound.mkdir()
+    FORMATS[kind].write(sound)
+    names = sorted(path.relative_to(sound) for path in sound.rglob("*") if path.is_file())
+    told = []
+    for n, name in enumerate(names):
+        folder = place / str(n)
+        shutil.copytree(sound, folder)
+        (folder / name).write_bytes(b"\xff" * 100)
+        lines: list[str] = []
+        if outcome(FORMATS[kind].read, folder, lines) == "told" or any("damaged" in x for x in lines):
+            told.append(str(name))
+    return told
 
 
 def faults(
