@@ -190,3 +190,63 @@ def test_a_real_transform_of_the_examples_alone_has_the_plain_numbers(name):
     )
     for got, want in zip(jaxshard_magic.shard(step, "dp", mesh="data=8")(w, x), step(w, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def sorted_and_pooled(params, x):
+    """The largest of each two sorted features that lie side by side: the sort leaves XLA free to divide them."""
+    y = jnp.sort(x[:, 0, :2] @ params[0], 1)
+    return jnp.sum(jnp.sin(lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 1), "SAME")))
+
+
+def pooled_with_an_edge(params, x):
+    """Maxima over an odd number of features, convolved, beside a sort."""
+    y = x @ params[1] / 2.8
+    best = lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "SAME")
+    numbers = ("NHC", "HIO", "NHC")
+    made = lax.conv_general_dilated(best, params[2], (1,), "SAME", dimension_numbers=numbers)
+    return jnp.sum(jnp.sin(made)) / 32 + jnp.sum(jnp.sin(jnp.sort(y, 1))) / 192
+
+
+@pytest.mark.parametrize("loss", [sorted_and_pooled, pooled_with_an_edge])
+def test_xla_does_not_divide_windows_that_the_plan_leaves_whole(loss):
+    """It chose to where nothing was pinned: wrong gradients, and an abort."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = (2, 4), (8, 3), (2, 2, 1)
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+    x = jax.random.normal(keys[3], (8, 8, 8))
+
+    @jax.jit
+    def step(params, x):
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    sharded = jaxshard_magic.shard(step, "tp", mesh="cpu:8 data=4 model=2")
+    pairs = zip(jax.tree.leaves(sharded(params, x)), jax.tree.leaves(step(params, x)), strict=True)
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy, mesh", [("dp", "cpu:8 data=8"), ("tp", "cpu:8 data=4 model=2")])
+def test_a_convolution_in_groups_of_nothing_is_zeros(strategy, mesh):
+    """XLA divided by zero, and the kernel died."""
+
+    @jax.jit
+    def step(params, x):
+        def loss(params):
+            kernel, into = params
+            made = lax.conv_general_dilated(
+                x[..., :0],
+                kernel,
+                (1,),
+                "VALID",
+                feature_group_count=2,
+                dimension_numbers=("NHC", "HIO", "NHC"),
+            )
+            return jnp.sum(made) + jnp.sum(jnp.sin(x @ into))
+
+        return jax.value_and_grad(loss)(params)
+
+    params, x = (jnp.ones((1, 0, 8)), jnp.ones((8, 4))), jnp.ones((16, 8, 8))
+    got, want = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, x), step(params, x)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    np.testing.assert_allclose(got[1][1], want[1][1], rtol=1e-6)

@@ -133,6 +133,12 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "the layout in memory of a Fourier transform's operand and result": memory_of_transforms,
     "a product of several matrices in bfloat16 with a result in float32": narrow_products,
     "a convolution whose groups are divided": divided_groups,
+    "a convolution in groups of arrays without an element": lambda: ends_well(
+        "rows = NamedSharding(mesh, P(('data', 'model')))\n"
+        "jax.jit(lambda x, kernel: lax.conv_general_dilated(x, kernel, (1,), 'VALID', feature_group_count=2, "
+        "dimension_numbers=('NHC', 'HIO', 'NHC')), in_shardings=(rows, NamedSharding(mesh, P())))"
+        ".lower(jnp.ones((16, 8, 0)), jnp.ones((1, 0, 8))).compile()"
+    ),
     "a sum in bfloat16 over manual axes of a mesh that has automatic ones": lambda: ends_well(
         "summed = jax.shard_map(lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P(), "
         "axis_names={'data'}, check_vma=False)\n"

@@ -21,6 +21,7 @@ from .ir import Equation
 from .primitives import bind, is_literal, shape_of
 from .primitives.primitive import Kind
 
+_COUNTS = ("feature_group_count", "batch_group_count")
 Slots = Mapping[int, frozenset[int]]  # dimensions of operands, then of results, by position
 Divided = Callable[[int], bool]  # whether a dimension may be divided, in an operand or in a result
 
@@ -69,6 +70,15 @@ def whole_dimensions(e: Equation, *, cpu: bool) -> tuple[Fault, Slots] | None:
             if slots:
                 return fault, slots
     return None
+
+
+def divides_wrongly(e: Equation, *, cpu: bool) -> bool:
+    """Return whether XLA must not choose by itself which dimensions of `e` are divided.
+
+    So it is for what must be whole, and for the gradient of any maximum over windows: of padded ones that lie side by
+    side XLA aborts (jaxlib 0.10, 0.12).
+    """
+    return e.name == "select_and_scatter_add" or whole_dimensions(e, cpu=cpu) is not None
 
 
 def bind_mended(e: Equation, values: list, divided: Divided, *, cpu: bool) -> list:
@@ -217,6 +227,14 @@ def _multiplied_wide(e: Equation, values: list, _divided: Divided) -> list | Non
     return None if wide is values else bind(e.eqn, wide)
 
 
+def _groups_of_nothing(e: Equation, values: list, _divided: Divided) -> list | None:
+    """Give the zeros that a convolution in groups makes of arrays without an element."""
+    if e.name != "conv_general_dilated" or max(e.params[k] for k in _COUNTS) == 1:
+        return None
+    out: Any = e.eqn.outvars[0].aval
+    return [jnp.zeros(out.shape, out.dtype)] if any(not x.size for x in values) else None
+
+
 FAULTS = (
     Fault(
         "padding between elements",
@@ -269,6 +287,11 @@ FAULTS = (
         "a convolution whose groups are divided",
         "gives wrong numbers",
         guard="strategies/regions/grouped.py",
+    ),
+    Fault(
+        "a convolution in groups of arrays without an element",
+        "divides by zero, which ends the process,",
+        instead=_groups_of_nothing,
     ),
     Fault(
         "a sum in bfloat16 over manual axes of a mesh that has automatic ones",

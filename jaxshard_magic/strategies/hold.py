@@ -20,7 +20,7 @@ from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
-from ..program.xla_faults import bind_mended
+from ..program.xla_faults import bind_mended, divides_wrongly
 from .changes import changes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
@@ -158,7 +158,18 @@ class Hold(Emitter):
         def divided(d: int) -> bool:
             return any(spec[d:] and spec[d] for spec in specs)
 
-        return bind_mended(e, values, divided, cpu=self.layout.simulated)
+        if not divides_wrongly(e, cpu=self.layout.simulated):
+            return bind_mended(e, values, divided, cpu=self.layout.simulated)
+        # Where the plan divides nothing it pins nothing, and XLA may still choose to divide what it gets wrong.
+        values = [self._as_planned(e, v, x) for v, x in zip(e.ins, values, strict=True)]
+        outs = bind_mended(e, values, divided, cpu=self.layout.simulated)
+        return [self._as_planned(e, v, x) for v, x in zip(e.outs, outs, strict=True)]
+
+    def _as_planned(self, e: Equation, v: Value | None, x: Any) -> Any:
+        """An activation held as the plan has `e` read or make it; anything else as it is."""
+        if v is None or not self.layout.batchy(v) or not self.program.shapes[v]:
+            return x
+        return self.layout.pin(x, self.layout.within(e, v))
 
     def _rest(self, v: Value) -> Spec:
         """Where a weight or a gradient lies between uses."""

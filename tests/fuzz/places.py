@@ -47,7 +47,9 @@ def scattered(pool: Pool) -> Draft | None:
             f"{{0}}.at[jnp.sum({{1}}) % {n}].set(0.5)",
             "{0}.at[:, 0].add(0.3)",
             f"jnp.zeros({(8, *tail)}, {{0}}.dtype).at[{{1}} % 8].max({{0}})",
-            f"lax.dynamic_update_slice_in_dim({{0}}, 0.5 * {{0}}[:{max(1, n // 2)}], jnp.max({{1}}) % {n}, 0)",
+            # Not a part of {0} itself: XLA for one CPU device (jaxlib 0.10) may read it after it is written over.
+            f"lax.dynamic_update_slice_in_dim({{0}}, jnp.full_like({{0}}[:{max(1, n // 2)}], 0.5) * jnp.mean({{0}}), "
+            f"jnp.max({{1}}) % {n}, 0)",
             f"jnp.zeros(({n}, 8), {{0}}.dtype).at[jnp.arange({n}), {{1}} % 8].add(jnp.ones(({n},), {{0}}.dtype) * 0.5)"
             f" + jnp.sum({{0}}) / 50",
             f"jax.vmap(lambda r, i: r.at[i % {tail[0] if tail and tail[0] else 1}].add(0.3))({{0}}, {{1}})",

@@ -73,7 +73,11 @@ def grouped(context: Context) -> Grouped:
 
     def divided(e: Equation) -> bool:
         c = e.contraction
-        if c is None or c.grouped is None:
+        if (
+            c is None
+            or c.grouped is None
+            or any(0 in layout.program.shapes[v] for v in e.ins if v is not None)
+        ):
             return False
         ends: list[Value | None] = [*e.ins, *e.outs]
         if any(layout.used(v)[d : d + 1] not in ([], [()]) for v, d in zip(ends, c.grouped, strict=True)):
