@@ -27,7 +27,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.PRODUCT: ("contraction", "follow", "in_each", "fill"),
     Kind.ATTENTION: ("follow", "counts"),
     Kind.ELEMENTWISE: ("follow",),
-    Kind.SHAPE: ("follow", "linear", "runs"),
+    Kind.SHAPE: ("follow", "linear", "runs", "factors"),
     Kind.CUT: ("follow", "linear"),
     Kind.LOOKUP: ("follow",),
     Kind.REDUCTION: ("follow",),

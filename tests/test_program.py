@@ -14,7 +14,7 @@ from jax.tree_util import GetAttrKey
 from jaxshard_magic.program.dimensions import Dimensions
 from jaxshard_magic.program.emit import Emitter
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.primitives.dims import reshape_groups
+from jaxshard_magic.program.primitives.factors import reshape_groups
 from jaxshard_magic.program.trace import DIFFERENTIATED, path_name, trace
 
 X = jnp.linspace(-1.0, 1.0, 24).reshape(4, 6)

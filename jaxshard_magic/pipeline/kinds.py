@@ -45,16 +45,8 @@ def by_row(e: Equation, program: Program) -> bool:
     rows = {program.shapes[v][:1] for v in (*e.ins, *e.outs) if v is not None}
     if len(rows) != 1 or () in rows:
         return False
-    p = e.params
     if (c := e.contraction) is not None:
         return (0, 0, 0) in c.batch
-    match e.name:
-        case "broadcast_in_dim":
-            return tuple(p["broadcast_dimensions"][:1]) == (0,)
-        case "transpose":
-            return p["permutation"][0] == 0
-        case "squeeze":
-            return 0 not in p["dimensions"]
-        case "reshape":
-            return p["dimensions"] is None
-    return e.primitive.reduces and 0 not in p["axes"]
+    if e.factors is not None:
+        return e.factors.whole(0) == 0
+    return e.primitive.reduces and 0 not in e.params["axes"]

@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from .ir import Equation, Program, Value
-from .primitives import called, is_literal
+from .primitives import called, is_literal, shape_of
 from .primitives.primitive import Kind
 from .rankings import rankings
-
-_RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +104,7 @@ class Counts:
     def _source(self, value: Value | None) -> tuple[Value | None, Equation | None]:
         """What has all numbers of a value, which is a part of it, or repeats it, and what makes that."""
         e = self._maker(value)
-        while e is not None and (e.primitive.part or e.name == "broadcast_in_dim"):
+        while e is not None and (e.primitive.part or e.factors is not None):
             value = e.ins[0]
             e = self._maker(value)
         return self.root(value), e
@@ -140,7 +138,7 @@ class Counts:
         if e.primitive.kind is Kind.EACH:
             return e.ins[e.outs.index(value)], 0
         same = e.primitive.elementwise and e.primitive.alias and (e.primitive.moves or self._whole(e))
-        if same or e.name in _RELAID:
+        if same or (e.factors is not None and not e.factors.repeats):
             return e.ins[0], 0
         if e.name == "max":  # with 0: keys are not negative
             zero = next((k for k in (0, 1) if self._number(e, k) == 0), None)
@@ -152,12 +150,6 @@ class Counts:
     def relaid_from(self, e: Equation) -> Value | None:
         """The operand of which the result of `e` has each number as often: under other dimensions, or where it is not
         negative; None of other equations."""
-        if e.name == "broadcast_in_dim":
-            before = e.ins[0]
-            same = before is not None and prod(self.program.shapes[before]) == prod(
-                self.program.shapes[e.outs[0]]
-            )
-            return before if same else None
         return None if e.doors or e.primitive.kind is Kind.EACH else self._through(e, e.outs[0])[0]
 
     def _whole(self, e: Equation) -> bool:
@@ -247,55 +239,51 @@ class Counts:
             return None
         ones = self.filled_with(e.ins[0]) == 0 and self.filled_with(e.ins[2]) == 1
         index = None if e.ins[1] is None else self.inner(e.ins[1])
-        made = None if index is None else self.program.maker.get(index)
-        if not ones or made is None:
-            return None
-        return made.ins[0] if made.name == "broadcast_in_dim" else index
+        return index if ones else None
 
     def _summed(self, e: Equation) -> Value | None:
         """The keys that are compared with each number, where only the numbers are not summed over."""
         if len(self.program.shapes[e.outs[0]]) != 1:
             return None
-        place, found = 0, e
-        while found.name == "reduce_sum":
-            rank = len(self.program.shapes[found.ins[0]]) if found.ins[0] is not None else 0
-            place = [d for d in range(rank) if d not in found.params["axes"]][place]
-            value = found.ins[0]
-            while (before := self._maker(value)) is not None and before.name == "convert_element_type":
-                value = before.ins[0]  # of truth values
-            if before is None:
-                return None
-            found = before
-        if found.name != "eq" or found is e:
+        found: Equation | None = e
+        place = 0
+        while found is not None and found.name == "reduce_sum":
+            kept = [d for d in range(len(shape_of(found.eqn.invars[0]))) if d not in found.params["axes"]]
+            value, place = self._along(found.ins[0], kept[place])
+            while (found := self._made(value)) is not None and found.name == "convert_element_type":
+                value, place = self._along(found.ins[0], place)  # of truth values
+        if found is None or found.name != "eq":
             return None
         numbers = [k for k in (0, 1) if self._counts_along(found.ins[k], place)]
         return self._spread(found.ins[1 - numbers[0]], place) if len(numbers) == 1 else None
 
     def _counts_along(self, value: Value | None, place: int) -> bool:
         """Is the number at each place of a dimension the place's, whatever the others?"""
-        e = self._maker(self.inner(value))
-        while e is not None and e.name == "broadcast_in_dim":
-            dims, source = e.params["broadcast_dimensions"], e.ins[0]
-            if source is None or place not in dims:
-                return False
-            old = self.program.shapes[source][dims.index(place)]
-            if old != self.program.shapes[e.outs[0]][place]:
-                return False
-            place, e = dims.index(place), self._maker(source)
+        value, place = self._along(value, place, repeated=True)
+        e = self._made(value)
         return e is not None and e.name == "iota" and e.params["dimension"] == place
 
     def _spread(self, value: Value | None, place: int) -> Value | None:
         """What is repeated along one dimension alone to make `value`."""
-        e = self._maker(self.inner(value))
-        while e is not None and e.name == "broadcast_in_dim":
-            source, dims = e.ins[0], e.params["broadcast_dimensions"]
-            if source is None:
-                return None
-            old, new = self.program.shapes[source], self.program.shapes[e.outs[0]]
-            kept = {d for s, d in zip(old, dims, strict=True) if s == new[d]}
-            if any(d not in kept and new[d] != 1 for d in range(len(new)) if d != place):
-                return None
-            if place not in kept:
-                return source
-            place, e = dims.index(place), self._maker(source)
-        return self.inner(value)
+        value, place = self._along(value, place)
+        e = self._made(value)
+        if e is None or e.factors is None or place not in e.factors.repeated:
+            return None
+        return e.ins[0] if all(e.factors.result[d] == 1 for d in e.factors.repeated - {place}) else None
+
+    def _along(self, value: Value | None, place: int, *, repeated: bool = False) -> tuple[Value | None, int]:
+        """What a value is another form of, as far back as its dimension `place` stays one, and that dimension there.
+        `repeated`: also where it is repeated along others."""
+        while (e := self._made(value := self.inner(value))) is not None and value is not None:
+            before, lead, d = *self._through(e, value), place
+            if (factors := e.factors) is not None:
+                others = any(factors.result[k] > 1 for k in factors.repeated)
+                before = e.ins[0] if repeated or not others else None
+                d = factors.inverse.whole(place)
+            if before is None or lead or d is None:
+                break
+            value, place = before, d
+        return value, place
+
+    def _made(self, value: Value | None) -> Equation | None:
+        return None if value is None else self.program.maker.get(value)

@@ -3,12 +3,12 @@
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
 from .ir import Equation, Program, Value
 from .primitives import called, is_literal
+from .primitives.factors import Factors
 from .primitives.primitive import Kind
 
 _SAME_NUMBERS = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.CUT)
@@ -43,14 +43,8 @@ class Indices:
             return self.counted(e.ins[1], column) if made_positive(self.program, e) else None
         if e.name == "clamp":
             return self.counted(e.ins[1], column)
-        if e.name == "broadcast_in_dim":
-            return self._broadcast(e, column)
-        if e.name == "transpose":
-            order = e.params["permutation"]
-            d = self.counted(e.ins[0], column) if column is None or order[-1] == rank - 1 else None
-            return None if d is None else order.index(d)
-        if e.name in ("reshape", "squeeze"):
-            return self._reshaped(e, column)
+        if e.factors is not None:
+            return self._relaid(e, e.factors, column)
         return self.counted(e.ins[0], column) if e.primitive.alias and e.primitive.elementwise else None
 
     def inputs(self, value: Value | None) -> Set[Value]:
@@ -109,28 +103,16 @@ class Indices:
             at += width
         return None
 
-    def _broadcast(self, e: Equation, column: int | None) -> int | None:
-        (v, out), dims = (e.ins[0], e.outs[0]), e.params["broadcast_dimensions"]
-        if v is None:
-            return None
-        old, new = self.program.shapes[v], self.program.shapes[out]
-        inner = bool(dims) and dims[-1] == len(new) - 1 and old[-1] == new[-1]
-        d = self.counted(v, column if inner else None)
-        return None if d is None or old[d] != new[dims[d]] else dims[d]
-
-    def _reshaped(self, e: Equation, column: int | None) -> int | None:
-        """The rows stay rows where as many elements are major to them as before."""
-        v, new = e.ins[0], self.program.shapes[e.outs[0]]
-        if v is None:
-            return None
-        old = self.program.shapes[v]
-        if column is not None and old[-1:] != new[-1:]:
-            if new[-1] != 1:
+    def _relaid(self, e: Equation, factors: Factors, column: int | None) -> int | None:
+        """A column stays one where the last dimension does; what is repeated along the last one is the same in all."""
+        if column is not None:
+            last = len(factors.result) - 1
+            if last in factors.repeated:
+                column = None
+            elif factors.inverse.whole(last) != len(factors.operand) - 1:
                 return None
-            column = None
-        d = self.counted(v, column)
-        kept = (k for k in range(len(new)) if d is not None and new[k] == old[d])
-        return next((k for k in kept if prod(new[:k]) == prod(old[:d])), None)
+        d = self.counted(e.ins[0], column)
+        return None if d is None else factors.whole(d)
 
 
 def made_positive(program: Program, e: Equation) -> bool:

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .primitives import called, is_literal, opened, scan_counts, shape_of, without_mapped_axes
 from .primitives.contractions import Contraction
+from .primitives.factors import Factors
 from .primitives.primitive import Primitive
 from .primitives.table import primitive_of
 
@@ -71,6 +72,12 @@ class Equation:
     @property
     def name(self) -> str:
         return self.eqn.primitive.name
+
+    @property
+    def factors(self) -> Factors | None:
+        """The dimensions of its operand by those of its result, for what changes these alone; None for all others."""
+        rule, (*_, out) = self.primitive.factors, self.eqn.outvars
+        return None if rule is None else rule(self.params, shape_of(self.eqn.invars[0]), shape_of(out))
 
     @property
     def params(self) -> dict[str, Any]:

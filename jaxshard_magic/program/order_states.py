@@ -1,7 +1,6 @@
 """What values have to do with rows in another order, as `Orders` follows it."""
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -115,18 +114,6 @@ def stacked(state: State, loop: int) -> State:
     if state.loop is not None:
         return MIXED
     return replace(state, dim=state.dim + 1, loop=loop)
-
-
-def new_place(e: Equation, dim: int) -> int | None:
-    """Where a dimension is in the same numbers under other dimensions; None where it is torn or merged."""
-    if e.name == "broadcast_in_dim":
-        d = e.params["broadcast_dimensions"][dim]
-        return d if shape_of(e.eqn.outvars[0])[d] == shape_of(e.eqn.invars[0])[dim] else None
-    if e.name == "transpose":
-        return e.params["permutation"].index(dim)
-    old, new = shape_of(e.eqn.invars[0]), shape_of(e.eqn.outvars[0])
-    kept = (k for k in range(len(new)) if new[k] == old[dim] and prod(new[:k]) == prod(old[:dim]))
-    return next(kept, None)
 
 
 def operands(e: Equation, states: list[State]) -> list[np.ndarray]:

@@ -25,7 +25,6 @@ from .order_states import (
     State,
     Table,
     inside,
-    new_place,
     operands,
     ordered,
     sorted_back,
@@ -234,7 +233,7 @@ class Orders:
             return state
         if not isinstance(state, (Sorted, Numbers)):
             return MIXED if ordered(state) else None
-        d = new_place(e, state.dim)
+        d = None if e.factors is None else e.factors.whole(state.dim)
         if d is None or state.loop is not None:
             return MIXED if ordered(state) else None
         return replace(state, dim=d)
@@ -378,16 +377,9 @@ class Orders:
         if e is None:
             outside = self.counts.entering(v)
             return outside is not None and self.even(outside, dim)
-        if e.name == "broadcast_in_dim":
-            dims = e.params["broadcast_dimensions"]
-            if dim not in dims or e.ins[0] is None:
-                return True
-            d = dims.index(dim)
-            if self.program.shapes[e.ins[0]][d] != self.program.shapes[v][dim]:
-                return True
-            return self.even(e.ins[0], d)
-        if e.name == "transpose" and e.ins[0] is not None:
-            return self.even(e.ins[0], e.params["permutation"][dim])
+        if (factors := e.factors) is not None and e.ins[0] is not None:
+            d = factors.inverse.whole(dim)
+            return dim in factors.repeated or (d is not None and self.even(e.ins[0], d))
         return e.primitive.elementwise and all(self._even_operand(e, k, dim) for k in range(len(e.ins)))
 
 

@@ -5,26 +5,13 @@ for which that does not hold, or of which it is not known, nothing is said.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
 from .ir import Equation
 from .primitives import shape_of
 from .primitives.dims import along, reduced
+from .primitives.factors import Place
 from .primitives.primitive import Kind
-
-
-@dataclass(frozen=True)
-class Place:
-    """`count` places along dimension `dim` of a value: what stands at i there is of place `i // inner % count`.
-
-    `inner` is more than one, or the dimension longer than the places, where a reshape merged it with others.
-    """
-
-    dim: int
-    count: int
-    inner: int = 1
-
 
 Slots = dict[int, Place]  # by operand, then by result
 
@@ -62,12 +49,8 @@ class _Site:
     """An equation with the shapes of its operands and results; `out`: the slot of its first result."""
 
     def __init__(self, e: Equation):
-        self.name, self.params, self.primitive, self.contraction = (
-            e.name,
-            e.params,
-            e.primitive,
-            e.contraction,
-        )
+        self.name, self.params, self.primitive = e.name, e.params, e.primitive
+        self.contraction, self.factors = e.contraction, e.factors
         self.shapes = [shape_of(x) for x in (*e.eqn.invars, *e.eqn.outvars)]
         self.out = len(e.ins)
         self.masks = first_mask(e) if e.primitive.kind is Kind.ATTENTION else self.out
@@ -90,35 +73,13 @@ def _each(e: _Site, slot: int, place: Place) -> Slots:
 
 
 def _shape(e: _Site, slot: int, place: Place) -> Slots | None:
-    if slot not in (0, e.out):
+    factors = e.factors if slot == 0 or e.factors is None else e.factors.inverse
+    if factors is None or slot not in (0, e.out):
         return None
-    if e.name == "broadcast_in_dim":
-        return _broadcast(e, slot, place)
-    other = e.out - slot
-    if e.name == "transpose":
-        order = tuple(e.params["permutation"])
-        return {slot: place, other: replace(place, dim=order[place.dim] if slot else order.index(place.dim))}
-    found = _reshaped(place, e.shapes[slot], e.shapes[other])
-    return None if found is None else {slot: place, other: found}
-
-
-def _broadcast(e: _Site, slot: int, place: Place) -> Slots:
-    dims, (old, new) = tuple(e.params["broadcast_dimensions"]), (e.shapes[0], e.shapes[e.out])
-    if slot == 0:
-        return {0: place, e.out: replace(place, dim=dims[place.dim])}
-    if place.dim not in dims or old[d := dims.index(place.dim)] != new[place.dim]:
-        return {e.out: place}  # repeated along it
-    return {0: replace(place, dim=d), e.out: place}
-
-
-def _reshaped(place: Place, old: Sequence[int], new: Sequence[int]) -> Place | None:
-    """The same places of the same numbers in another shape; None where they are torn."""
-    step = place.inner * prod(old[place.dim + 1 :])
-    for d, size in enumerate(new):
-        after = prod(new[d + 1 :])
-        if size > 1 and step % after == 0 and (after * size) % (step * place.count) == 0:
-            return Place(d, place.count, step // after)
-    return None
+    if place.dim in factors.inverse.repeated:
+        return {slot: place}
+    found = factors.moved(place)
+    return None if found is None else {slot: place, e.out - slot: found}
 
 
 def _product(e: _Site, slot: int, place: Place) -> Slots | None:

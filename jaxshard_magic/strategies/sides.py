@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..program.ir import Equation, Value
-from ..program.primitives.dims import broadcast, reduced
+from ..program.primitives.dims import reduced
+from ..program.primitives.factors import broadcast
 from ..program.primitives.primitive import Kind
 from ..program.unionfind import UnionFind
 from .changes import bytes_sent
@@ -158,7 +159,7 @@ class _Sides:
         """Can `e` work on each device's own experts? Where it needs no other's, or adds up what it makes of them."""
         if e.primitive.scatters:
             return False
-        if e.primitive.kind in (Kind.SOURCE, Kind.RANDOM) or e.primitive.dims is broadcast:
+        if e.primitive.kind in (Kind.SOURCE, Kind.RANDOM) or e.primitive.factors is broadcast:
             return True
         program, summed = self._program, set[int]()
         if e.primitive.reduces and e.primitive.linear is not None and e.ins[0] is not None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from ..dimensions import Dimensions
 from ..ir import Equation, Program
-from ..primitives.dims import reshape_groups
 from .attention import Attention, Operand
 from .chain import Chain
 from .scored import scored
@@ -167,20 +166,17 @@ def _repeated(trail: Trail, operand: Operand) -> tuple[Operand, int, int] | None
         places[d] = i
     v, labels = trail.plain(operand.value, tuple(places))
     merge = trail.maker(v)
-    if merge is None or merge.name != "reshape" or merge.ins[0] is None:
+    if merge is None or merge.factors is None or merge.ins[0] is None:
         return None
-    wide, shape = program.shapes[merge.ins[0]], program.shapes[v]
+    wide = merge.factors.operand
     inside: list[Label | None] = [None] * len(wide)
     at: Label | None = None
-    for old, new in reshape_groups(wide, shape):
-        big = [d for d in new if shape[d] > 1]
-        parts = [d for d in old if wide[d] > 1]
-        if len(big) == 1 and len(parts) == 2 and at is None:
-            at, (inside[parts[0]], minor) = labels[big[0]], (labels[big[0]], parts[1])
-        elif len(big) == len(parts) <= 1:
-            for a, b in zip(parts, big, strict=True):
-                inside[a] = labels[b]
-        else:
+    for old, new in merge.factors.groups:
+        if len(new) == 1 and len(old) == 2 and at is None:
+            at, (inside[old[0]], minor) = labels[new[0]], (labels[new[0]], old[1])
+        elif len(old) == len(new) == 1:
+            inside[old[0]] = labels[new[0]]
+        elif old and new:
             return None
     if not isinstance(at, int) or at >= len(operand.dims) - 2:
         return None

@@ -13,7 +13,7 @@ from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import users_line
 from ..primitives import bind, scan_counts
-from ..primitives.dims import reshape_groups
+from ..primitives.factors import Factors
 from ..primitives.primitive import Kind
 
 
@@ -84,25 +84,12 @@ class Trail:
         computed. None for what is no such equation; `cut`: dimensions may be cut and merged."""
         if not e.ins or e.ins[0] is None:
             return None
-        shape = self.program.shapes[e.ins[0]]
         if e.primitive.kind is Kind.ELEMENTWISE and e.primitive.alias:
             return None if e.name == "stop_gradient" else labels
-        if e.name == "transpose":
-            found: list[Label | None] = [None] * len(shape)
-            for d, a in enumerate(e.params["permutation"]):
-                found[a] = labels[d]
-            return tuple(found)
-        if e.name == "broadcast_in_dim":
-            out = self.program.shapes[e.outs[0]]
-            into = [int(b) for b in e.params["broadcast_dimensions"]]
-            return tuple(labels[b] if shape[a] == out[b] else None for a, b in enumerate(into))
-        if e.name in ("reshape", "squeeze", "expand_dims"):
-            out = self.program.shapes[e.outs[0]]
-            if [z for z in shape if z > 1] != [z for z in out if z > 1]:
-                return _reshaped(shape, out, labels) if cut and e.name == "reshape" else None
-            big = iter([x for x, z in zip(labels, out, strict=True) if z > 1])
-            return tuple(next(big) if z > 1 else None for z in shape)
-        return None
+        factors = e.factors
+        if factors is None or not (cut or all(len(group) <= 1 for pair in factors.groups for group in pair)):
+            return None
+        return _relaid(factors, labels)
 
     def plain(self, v: Value, labels: Labels, *, cut: bool = False) -> tuple[Value, Labels]:
         """What `v` is another form of, as far back as nothing is computed or repeated; `cut` as of `moved`."""
@@ -194,21 +181,20 @@ def renamed(label: Label | None, names: Mapping[int, int]) -> Label | None:
     return None if label is None else names.get(label)
 
 
-def _reshaped(shape: Sequence[int], out: Sequence[int], labels: Labels) -> Labels | None:
-    """The labels of what has `shape`, and is reshaped to `out`, from those of the result."""
-    found: list[Label | None] = [None] * len(shape)
-    for old, new in reshape_groups(shape, out):
-        parts, whole = [d for d in old if shape[d] > 1], [d for d in new if out[d] > 1]
-        sizes, names = tuple(shape[d] for d in parts), tuple(labels[d] for d in whole)
-        if sizes == tuple(out[d] for d in whole):
-            apart: Sequence[Label | None] = names
-        elif len(whole) == 1:
-            apart = _apart(names[0], sizes)
-        elif len(parts) == 1:
-            apart = [_together(names, tuple(out[d] for d in whole))]
-        else:
+def _relaid(factors: Factors, labels: Labels) -> Labels | None:
+    """The labels of an operand from those of the result; None where several dimensions become several others."""
+    found: list[Label | None] = [None] * len(factors.operand)
+    for old, new in factors.groups:
+        names = tuple(labels[d] for d in new)
+        if len(new) == 1:
+            apart = names if len(old) == 1 else _apart(names[0], tuple(factors.operand[d] for d in old))
+        elif len(old) == 1:
+            apart = [_together(names, tuple(factors.result[d] for d in new))] if new else [None]
+        elif new:
             return None
-        for d, x in zip(parts, apart, strict=True):
+        else:
+            apart = [None] * len(old)
+        for d, x in zip(old, apart, strict=True):
             found[d] = x
     return tuple(found)
 

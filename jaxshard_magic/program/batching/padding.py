@@ -1,6 +1,5 @@
 """A step run on a batch with rows added to it, with the numbers of the real rows alone."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -152,10 +151,9 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(grown)
     if does.kind is Kind.ORDER or (does.along and does.kind is Kind.CUT):
         return not grown.isdisjoint(along(params, len(shape)))
-    if large.name == "reshape":
-        return _major(large.eqn.invars[0], dims(large.ins[0])) != _major(
-            large.eqn.outvars[0], dims(large.outs[0])
-        )
+    if does.kind is Kind.SHAPE:
+        after = [large.factors and large.factors.leading(d) for d in dims(large.ins[0])]
+        return not set(after) <= {*dims(large.outs[0])}
     if large.name == "pad":
         return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in grown))
     if large.name == "slice":
@@ -164,11 +162,6 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in grown)
     after = shape_of(large.eqn.outvars[0])
     return does.cuts and any(after[d] != shape[d] for d in grown)
-
-
-def _major(v: Any, dims: Sequence[int]) -> list[int]:
-    """How many elements are major to each of these dimensions: the rows stay in their order where that stays."""
-    return [math.prod(shape_of(v)[:d]) for d in dims]
 
 
 def _batched(e: Equation, c: Contraction, dims: Any) -> bool:

@@ -3,7 +3,6 @@
 A rule sees a `Site` and gives a label, or one for each result; it raises `Lost` where the result is none of the known.
 """
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -127,34 +126,16 @@ def reduce_exact(site: Site) -> Label | list[Label]:
     return [moved(label, left_of(label, gone))] * len(site.e.outs)
 
 
-def broadcast(site: Site) -> Label:
-    label, dim = site.labels[0], site.varying()
-    if isinstance(label, (Rows, Places)):
-        return moved(label, site.params["broadcast_dimensions"][label.dim])
-    if dim is None or isinstance(label, Sum):
-        return label
-    return Rows(dim, number(label))
-
-
-def transpose(site: Site) -> Label:
-    label, order = site.labels[0], site.params["permutation"]
-    return moved(label, order.index(label.dim) if isinstance(label, (Rows, Places)) else 0)
-
-
-def squeeze(site: Site) -> Label:
-    return moved(site.labels[0], left_of(site.labels[0], site.params["dimensions"]))
-
-
-def reshape(site: Site) -> Label:
-    """The examples stay in their order where as many elements are major to them as before."""
-    label, dim = site.labels[0], site.varying()
+def shape(site: Site) -> Label:
+    """Examples stay in their order where a dimension of the result goes through theirs; repeated numbers are those of
+    as many examples. Asked of the large program: a dimension of one example could be any of size 1."""
+    label, dim, factors = site.labels[0], site.varying(), site.f.factors
     if not isinstance(label, (Rows, Places)):
-        return label
-    if dim is None or math.prod(site.shape(0)[: label.dim]) != math.prod(site.out[:dim]):
+        return label if dim is None or isinstance(label, Sum) else Rows(dim, number(label))
+    found = None if factors is None else factors.leading(label.dim)
+    if found is None or (isinstance(label, Places) and site.out[found] != site.shape(0)[label.dim]):
         raise Lost
-    if isinstance(label, Places) and site.out[dim] != site.shape(0)[label.dim]:
-        raise Lost
-    return moved(label, dim)
+    return moved(label, found)
 
 
 def iota(site: Site) -> Label:

@@ -90,24 +90,6 @@ def keyed(links: "Links", e: "Equation") -> None:
             links.link(e, many, d, out, d, False)
 
 
-def broadcast(links: "Links", e: "Equation") -> None:
-    for a, b in enumerate(e.params["broadcast_dimensions"]):
-        if links.shape(e.ins[0]) and links.shape(e.ins[0])[a] == links.shape(e.outs[0])[b]:
-            links.link(e, e.ins[0], a, e.outs[0], b)
-
-
-def transpose(links: "Links", e: "Equation") -> None:
-    for b, a in enumerate(e.params["permutation"]):
-        links.link(e, e.ins[0], a, e.outs[0], b)
-
-
-def squeeze(links: "Links", e: "Equation") -> None:
-    big, small = sorted((e.ins[0], e.outs[0]), key=lambda v: -len(links.shape(v)))
-    kept = (d for d in range(len(links.shape(big))) if d not in e.params["dimensions"])
-    for b, a in enumerate(kept):
-        links.link(e, big, a, small, b)
-
-
 def reduction(links: "Links", e: "Equation") -> None:
     gone = reduced(e.params)
     for operand, out in itertools.product(e.ins, e.outs):
@@ -210,23 +192,19 @@ def unstack(links: "Links", e: "Equation") -> None:
             links.link(e, e.ins[0], d, out, d - (d > axis))
 
 
-def reshape(links: "Links", e: "Equation") -> None:
-    """Minimal groups of equal product: one to one, or one dimension cut into parts, or parts merged into one."""
-    (a, out), shapes = (e.ins[0], e.outs[0]), (links.shape(e.ins[0]), links.shape(e.outs[0]))
-    if a is None:
+def shape(links: "Links", e: "Equation") -> None:
+    """One to one, or one dimension cut into parts, or parts merged into one, as its factors say."""
+    (a, out), node = (e.ins[0], e.outs[0]), links.program.node
+    if a is None or e.factors is None:
         return
-    node = links.program.node
-    for group in reshape_groups(*shapes):
-        old, new = ([d for d in dims if shape[d] != 1] for dims, shape in zip(group, shapes, strict=True))
-        if not old or not new:
-            continue
-        if len(old) == 1 < len(new):
+    for old, new in e.factors.groups:
+        if len(old) == len(new) == 1:
+            links.link(e, a, old[0], out, new[0])
+        elif len(old) == 1 < len(new):
             links.split(e, node(a, old[0]), [node(out, d) for d in new])
         elif len(new) == 1 < len(old):
             links.split(e, node(out, new[0]), [node(a, d) for d in old])
-        elif len(old) == len(new) == 1:
-            links.link(e, a, old[0], out, new[0])
-        else:
+        elif old and new:
             _regroup(links, e, (a, old), (out, new))
 
 
@@ -243,27 +221,3 @@ def _regroup(
     else:
         rest = size // major
         links.split(e, whole, (first, following) if minor % rest == 0 or rest % minor == 0 else (first,))
-
-
-def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The minimal groups of dimensions of shapes `a` and `b` with equal products, in order.
-
-    >>> reshape_groups((8, 6), (8, 2, 3))
-    [([0], [0]), ([1], [1, 2])]
-    """
-    groups, i, j = [], 0, 0
-    while i < len(a) or j < len(b):
-        left, right = ([i] if i < len(a) else []), ([j] if j < len(b) else [])
-        pa, pb = (a[i] if left else 1), (b[j] if right else 1)
-        i, j = i + len(left), j + len(right)
-        while pa != pb:
-            if pa < pb and i < len(a):
-                pa, i = pa * a[i], i + 1
-                left.append(i - 1)
-            elif j < len(b):
-                pb, j = pb * b[j], j + 1
-                right.append(j - 1)
-            else:
-                return groups  # an empty array: sizes of 0 say nothing
-        groups.append((left, right))
-    return groups

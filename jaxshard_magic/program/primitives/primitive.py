@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import dims as dimensions
 from .contractions import Contraction, Shape, dot_work
+from .factors import Factors
 
 if TYPE_CHECKING:
     from ..batching.examples import Label
@@ -60,7 +61,8 @@ class Primitive:
 
     `dims` links the dimensions that correspond; `follow` says how the results follow the batch; `contraction` gives a
     product's dimensions from its parameters and its operands' shapes, and `work` its multiply-adds; `counts` gives
-    those of what is several products.
+    those of what is several products. `factors` gives those of what keeps numbers under other dimensions, from its
+    parameters and the shapes of its operand and result.
 
     `linear` are the operands that it is linear in, taken together; with `in_each` it is in either of the first two
     alone. Of a reduction, `joins` puts the results of two halves together, and `fill` (dtype -> number) is what changes
@@ -71,6 +73,7 @@ class Primitive:
     dims: Callable[["Links", "Equation"], None] = dimensions.same_places
     follow: "Callable[[Site], Label | list[Label]] | None" = None
     contraction: Callable[[Mapping[str, Any], Sequence[Shape]], Contraction] | None = None
+    factors: Callable[[Mapping[str, Any], Shape, Shape], Factors] | None = None
     work: Callable[[Contraction, Mapping[str, Any], Sequence[Shape], Shape], int] = dot_work
     counts: Callable[[Mapping[str, Any], Sequence[Shape]], int] | None = None
     linear: slice | None = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..batching import indexing, rules
-from . import contractions, dims
+from . import contractions, dims, factors
 from .jaxprs import BODIES
 from .primitive import Across, Kind, Primitive, Runs
 
@@ -115,12 +115,13 @@ _add("mesh_cast layout_constraint pvary pcast stage", Kind.ELEMENTWISE, follow=r
 _add("optimization_barrier", Kind.EACH, follow=rules.passed_on, runs=Runs.FOLLOW)
 
 # Under other dimensions.
-_SHAPE = {"linear": FIRST, "alias": True, "moves": True, "runs": Runs.FOLLOW}
-_add("broadcast_in_dim", Kind.SHAPE, dims=dims.broadcast, follow=rules.broadcast, **_SHAPE)
-_add("transpose", Kind.SHAPE, dims=dims.transpose, follow=rules.transpose, relaid=True, **_SHAPE)
-_add("reshape", Kind.SHAPE, dims=dims.reshape, follow=rules.reshape, relaid=True, **_SHAPE)
-_add("squeeze", Kind.SHAPE, dims=dims.squeeze, follow=rules.squeeze, relaid=True, **_SHAPE)
-_add("expand_dims", Kind.SHAPE, dims=dims.squeeze, follow=rules.lost, **_SHAPE)
+_SHAPE = {"dims": dims.shape, "follow": rules.shape, "linear": FIRST, "alias": True, "moves": True}
+_SHAPE |= {"runs": Runs.FOLLOW}
+_add("broadcast_in_dim", Kind.SHAPE, factors=factors.broadcast, **_SHAPE)
+_add("transpose", Kind.SHAPE, factors=factors.transpose, relaid=True, **_SHAPE)
+_add("reshape", Kind.SHAPE, factors=factors.reshape, relaid=True, **_SHAPE)
+_add("squeeze", Kind.SHAPE, factors=factors.squeeze, relaid=True, **_SHAPE)
+_add("expand_dims", Kind.SHAPE, factors=factors.expand_dims, **_SHAPE)
 
 # Parts of arrays.
 _CUT = {"moves": True, "runs": Runs.FOLLOW}
