@@ -1,4 +1,4 @@
-"""Planned collectives beside those that Shardy's passes put into what a plan emits, of steps without loops."""
+"""Planned collectives beside those that Shardy's passes put into what a plan emits, loops with all their trips."""
 
 from collections import Counter
 
@@ -28,7 +28,14 @@ def planned_moves(plan: Plan) -> Moves:
         "transformer_unrolled",
         *(
             pytest.param(name, marks=pytest.mark.ci)
-            for name in ("nnx_character_model", "linen_encoder_decoder", "vision_transformer", "nnx_lora")
+            for name in (
+                "nnx_character_model",
+                "linen_encoder_decoder",
+                "vision_transformer",
+                "nnx_lora",
+                "transformer_scanned",
+                "linen_train_state",
+            )
         ),
         *(
             pytest.param(name, marks=pytest.mark.full)
@@ -41,6 +48,16 @@ def planned_moves(plan: Plan) -> Moves:
                 "radiance_field",
                 "private_per_example",
                 "mixup_and_smoothing",
+                "linen_scanned_transformer",
+                "layers_of_experts",
+                "linen_preference",
+                "equinox_neural_ode",
+                "epoch_in_one_scan",
+                "bootstrap_own_latent",
+                "variational_autoencoder",
+                "equinox_batch_norm",
+                "sharpness_aware",
+                "nnx_wasserstein_gan",
             )
         ),
     ],
