@@ -63,7 +63,9 @@ class Share:
 class Sent:
     """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
     are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
-    in. The devices of a part of an axis are `apart` places along it from each to the next."""
+    in. The devices of a part of an axis are `apart` places along it from each to the next. `equation`: the index of the
+    equation that needs it, and `weight`: the index of the step's input that is gathered; each None where it is not
+    known."""
 
     kind: str
     axes: tuple[str, ...]
@@ -71,6 +73,18 @@ class Sent:
     bytes: int
     count: int
     apart: int = 1
+    equation: int | None = field(default=None, compare=False)
+    weight: int | None = field(default=None, compare=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether `count` is certain: loops of unknown length count once, as in all of a plan's figures."""
+        return True
+
+    @property
+    def network(self) -> int | None:
+        """Bytes that leave an island of the mesh: not told of a plan."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -101,8 +101,36 @@ def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...]
     return tuple(every)
 
 
+class Alike(Protocol):
+    """Collectives that are alike, of a compiled program or of a plan; the attributes are those of `Move`."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def axes(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def apart(self) -> int: ...
+
+    @property
+    def network(self) -> int | None: ...
+
+
 def merge(
-    caused: Iterable[tuple[Move, Cause]],
+    caused: Iterable[tuple[Alike, Cause]],
     takes: Sequence[float] | None = None,
     waits: Sequence[float] | None = None,
 ) -> tuple[Collective, ...]:

@@ -64,10 +64,12 @@ def read_entry(entry: "Entry", texts: Texts) -> Reading:
     """Read what the compiled program of `entry` says, whose `texts` are given."""
     if isinstance(entry.compiled, Pipeline):
         return _read_stages(entry, entry.compiled, texts)
-    if isinstance(entry.compiled, Built) and entry.compiled.failed is not None:
-        placed = leaves(entry.plan.leaves, entry.plan.mesh)
-        held, sent, found = plan_alone(entry, entry.compiled.failed, [placed[i] for i in inputs_of(entry)])
-        return Reading(info_of(entry.plan.mesh), placed, held, sent, (), None, (), (found,), SourceText())
+    failed = entry.compiled.failed if isinstance(entry.compiled, Built) else None
+    if entry.compiled is None or failed is not None:
+        placed, text = leaves(entry.plan.leaves, entry.plan.mesh), SourceText()
+        held, sent, found = plan_alone(entry, [placed[i] for i in inputs_of(entry)], placed, text, failed)
+        said = () if found is None else (found,)
+        return Reading(info_of(entry.plan.mesh), placed, held, sent, (), None, (), said, text)
     # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
     with uncollected(), ThreadPoolExecutor(1) as beside:
         return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from ..step.recorded import Recording
 
 
-def summarize(step: "ShardedStep") -> Report:
-    """The Report of `step`'s last kind of call; `step` has at least one entry."""
-    entry = step.entry
-    assert entry is not None
+def summarize(step: "ShardedStep", entry: "Entry") -> Report:
+    """The Report of one of the programs of `step`, or of one that is only planned."""
     reading = reading_of(entry)
     mesh, target = reading.mesh, target_of(step.mesh)
     chip, attached = _chip(step, mesh)
@@ -88,7 +86,7 @@ def summarize(step: "ShardedStep") -> Report:
         experts=experts,
         positions=positions_of(entry),
     )
-    return _named(report, step, reading.text)
+    return _named(report, step, entry, reading.text)
 
 
 def read_profile(
@@ -128,7 +126,7 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     return chip and in_nodes(chip, mesh), attached is not None and chip == attached
 
 
-def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
+def _named(report: Report, step: "ShardedStep", entry: "Entry", text: SourceText) -> Report:
     """The report with the reader's names for files, and the text that its lines are of."""
 
     lines: dict[str, set[int]] = {}
@@ -139,7 +137,7 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     for part in (*with_calls, *placed_lines(report)):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
-    home = home_of(step.entry)
+    home = home_of(entry)
     calls = (part.called.rpartition(":")[0] for part in with_calls if part.called)
     names = distinct_names([*home, *lines, *calls])
     name_of = names.__getitem__

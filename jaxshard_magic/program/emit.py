@@ -29,6 +29,7 @@ class Emitter:
 
     def __init__(self, program: Program, labels: Mapping[int, str] | None = None):
         self.program = program
+        self.labels: Mapping[int, str] = labels or {}
         self._scopes = {i: new_name_stack(name) for i, name in (labels or {}).items()}
         self._calls = Calls()
 
@@ -63,6 +64,11 @@ class Emitter:
             values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
             with self.context_of(e):
                 env.update(zip(e.outs, self.equation(e, values), strict=True))
+
+    def traceback(self, e: Equation) -> Any:
+        """The traceback of `e`, joined to those of the equations in whose bodies it is; None where there is none."""
+        outer = None if e.outer is None else self.traceback(e.outer)
+        return self._calls.join(outer, e.eqn.source_info.traceback)
 
     @contextmanager
     def context_of(self, e: Equation) -> Iterator[None]:

@@ -36,7 +36,7 @@ from ..units import byte_text, limit_text
 from .attention import hint
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
-from .planned import own_mesh, planned
+from .planned import Planned, own_mesh, planned
 from .tracing import Traces
 
 
@@ -60,9 +60,7 @@ def build_entry(
     code passes through.
     """
     mesh, step = request.mesh, planned(peeled, request, say=say, traces=traces)
-    traced, result, rewritten, plan = step.traced, step.result, step.rewritten, step.plan
-    if request.attention is None and (saving := hint(plan)) is not None:
-        plan = replace(plan, findings=(*plan.findings, saving))
+    traced, result, rewritten, plan = step.traced, step.result, step.rewritten, _with_hint(step.plan, request)
     avals, donated = step.avals, step.donated
     if rewritten is not None and rewritten.needs_host_memory:
         _has_host_memory(request)
@@ -132,6 +130,36 @@ def build_entry(
         peeled.as_shapes(),
         rewritten,
     )
+
+
+def plan_entry(peeled: Peeled, request: Request, step: Planned) -> Entry:
+    """Return the entry of a call that is planned and not compiled: for a report. It is never called."""
+    plan, n = _with_hint(step.plan, request), len(step.traced.consts)
+    return Entry(
+        traced=step.traced,
+        plan=plan,
+        compiled=None,
+        result=step.result,
+        tree=peeled.tree,
+        call=None,
+        whole=True,
+        consts=list(step.traced.consts),
+        shardings=plan.in_shardings[n:],
+        donated=step.donated,
+        trace_s=step.trace_s,
+        compile_s=None,
+        reads=tuple(v in step.facts.flow.used for v in step.facts.program.inputs),
+        home=file_of(peeled),
+        call_of=peeled.as_shapes(),
+        rewritten=step.rewritten,
+    )
+
+
+def _with_hint(plan: Plan, request: Request) -> Plan:
+    """The plan with what another form of attention would save, where the line asks for none."""
+    if request.attention is not None or (saving := hint(plan)) is None:
+        return plan
+    return replace(plan, findings=(*plan.findings, saving))
 
 
 def _has_order(traced: Traced, mesh: Mesh) -> None:

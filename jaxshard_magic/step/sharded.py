@@ -19,6 +19,7 @@ from ..program.unwrap import strip
 from ..request import Request
 from ..targets import target_of
 from .again import CalledAgain
+from .building import plan_entry
 from .calls import fast_call
 from .checked import against_plain, plain_of
 from .copies import Copied
@@ -272,7 +273,31 @@ class ShardedStep(CalledAgain, Copied):
         from ..analysis.summary import summarize
 
         self.settle()
-        return summarize(self)
+        return summarize(self, self._current)
+
+    def plan(self, *args: Any, **kwargs: Any) -> "Report":
+        """Predict the report of a call with these arguments (arrays or `jax.ShapeDtypeStruct`), compiling nothing.
+
+        It has the layout, memory, communication with the lines that cause it, and on a chip whose figures are known a
+        step's time, all of them the plan's. Costs a trace and a plan, and another plan for each hint that is checked.
+        Raises `ShardError` for what can't be planned, and for pipelines, whose stages are programs of their own.
+
+        >>> import jax, jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> gradient = jax.grad(lambda w, x: jnp.sum((x @ w) ** 2))
+        >>> step = jaxshard_magic.shard(gradient, "dp", mesh="cpu:8 data=8")
+        >>> [(c.kind, c.bytes) for c in step.plan(jnp.ones((4, 4)), jnp.ones((8, 4))).collectives]
+        [('all-reduce', 64)]
+        """
+        from ..analysis.summary import summarize
+
+        if self.request.pipeline is not None:
+            raise ShardError(
+                f"{self.name} is a pipeline, of which plan() tells nothing: prepare(...) compiles its stages and "
+                "report() tells of them; choose(..., plan_only=True) compares pipelines by their plans"
+            )
+        call = self._peeled(args, kwargs)
+        return summarize(self, plan_entry(call, self.request, self.planned_for(call)))
 
     def checkpoint(
         self,

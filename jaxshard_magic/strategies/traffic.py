@@ -8,11 +8,12 @@ and now and then a little more: scalars, what the compiler lays out anew.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
+from ..program.labels import label_of, weight_label
 from ..program.phases import phases
 from ..program.sizes import nbytes
 from .changes import changes_sent, multiplied_narrow
@@ -59,7 +60,8 @@ class _Traffic:
         """`same`: what a value inside is outside of the bodies that are run in place."""
         for e in scope.equations:
             if e.doors or not self._used.isdisjoint(e.outs):
-                yield from self._of(e, self._hold.regions_of(e), body, same)
+                for sent in self._of(e, self._hold.regions_of(e), body, same):
+                    yield sent if sent.equation is not None else replace(sent, equation=e.index)
 
     def _of(
         self, e: Equation, regions: tuple[Region, ...], body: _Body, same: dict[Value, Value]
@@ -101,7 +103,9 @@ class _Traffic:
             laid = self._hold.relaid.get(source)
             if not over or source in body.kept or (laid is not None and same.get(laid, laid) in body.kept):
                 continue
-            yield from gathers_sent(layout, v, e.trips, narrowed=multiplied_narrow(layout, e, v))
+            label = label_of(weight_label(self._program, layout.flow, v) or "")
+            for sent in gathers_sent(layout, v, e.trips, narrowed=multiplied_narrow(layout, e, v)):
+                yield sent if label is None else replace(sent, weight=label[1])
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
                 body.kept.pop(next(iter(body.kept)))

@@ -8,6 +8,8 @@ from jaxshard_magic.report import Check, Ended, MeshInfo, Report
 from jaxshard_magic.views.format import byte_text, count_text, difference_text, number_text, seconds_text
 from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, strong
 
+PREDICTED = "every figure is predicted from the plan"
+
 
 def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
     """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
@@ -16,7 +18,7 @@ def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
     hosts = f" on {count_text(many)} hosts" if many > 1 else ""
     if info.source == "simulated":
         return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{hosts}"
-    state = {"topology": "not attached: compiled, not run"}.get(info.source, info.source)
+    state = {"topology": "not attached"}.get(info.source, info.source)
     return f"{count_text(n)} {times} {info.device_kind}{hosts}, {state}"
 
 
@@ -144,9 +146,13 @@ def run_notes(report: Report) -> list[str]:
     kept = report.checkpoints
     if not report.of_step or ran(report) or (kept is not None and kept.resumed is not None):
         return []
-    planned = report.memory is not None and report.memory.source == "planned"
-    how = "planned only; " if planned else "compiled only; " * _known(report)
+    how = "planned only; " if is_planned(report) else "compiled only; " * _known(report)
     return [f"Not run: {how}your variables are as they were."]
+
+
+def is_planned(report: Report) -> bool:
+    """Return whether the figures of a report are those of a plan that is not compiled."""
+    return report.memory is not None and report.memory.source == "planned"
 
 
 def _known(report: Report) -> bool:
@@ -155,6 +161,11 @@ def _known(report: Report) -> bool:
 
 def origin_notes(report: Report) -> list[str]:
     """Where the figures come from."""
+    if is_planned(report):
+        failed = any(a.code == "compiler-failed" for a in report.advice)
+        why = "The chip's compiler failed" if failed else "Nothing is compiled"
+        known = "arrays at rest are exact, and no more is known" if report.collectives is None else PREDICTED
+        return [f"{why}: {known}."]
     lines = []
     if report.mesh.source == "simulated" and _known(report):
         instead = "" if report.timing and report.timing.on else "; --on v5e predicts one"
@@ -170,8 +181,6 @@ def origin_notes(report: Report) -> list[str]:
                 f"this CPU, and {how}."
             )
     elif report.mesh.source == "topology":
-        if report.memory is not None and report.memory.source == "planned":
-            return ["The chip's compiler failed: every figure is predicted from the plan."]
         lines.append("Every figure is computed from the compiled program or predicted.")
         _, refused, stand_in = (report.memory.source if report.memory else "").partition("compiled for ")
         if refused:
