@@ -359,7 +359,7 @@ def test_key_numbers_stand_as_text_where_svg_and_styles_are_stripped():
     for said in (
         lead(predicted()),
         counts(predicted()),
-        "train_step on 256 × TPU v5 lite, not attached.",
+        "train_step on 256 × TPU v5 lite, not attached: compiled, not run.",
         "2 rows a device: 174 ms of products at 197 TFLOP/s, 151 ms of gathers at 45 GB/s",
         "8% faster than the best fsdp that was compiled (229 ms).",
     ):

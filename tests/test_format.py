@@ -100,7 +100,9 @@ def test_devices_say_whether_they_are_real():
     assert devices_text(mesh({"data": 8}, "simulated")) == "8 simulated CPU devices"
     assert devices_text(mesh({"data": 1}, "simulated")) == "1 simulated CPU device"
     assert devices_text(mesh({"data": 8})) == "8 \u00d7 TPU v5 lite, attached"
-    assert devices_text(mesh({"data": 8}, "topology")) == "8 \u00d7 TPU v5 lite, not attached"
+    assert (
+        devices_text(mesh({"data": 8}, "topology")) == "8 \u00d7 TPU v5 lite, not attached: compiled, not run"
+    )
     assert devices_text(mesh({"data": 8}, processes=2)) == "8 \u00d7 TPU v5 lite on 2 hosts, attached"
 
 

@@ -79,7 +79,7 @@ def _title(report: Report) -> str:
     label = f" &nbsp; <small>{text(named)}</small>" if named else ""
     return (
         f"<p><b>{text(words.title_text(report))}</b>{options} &nbsp; {mesh_axes(mesh)} &nbsp;"
-        f" {text(words.devices_text(mesh))}{label}</p>"
+        f" {text(words.reported_devices(report))}{label}</p>"
     )
 
 

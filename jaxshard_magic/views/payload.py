@@ -52,7 +52,7 @@ def payload(report: Report) -> dict[str, Any]:
             "axes": [[printable(axis), report.mesh.axes.get(axis, 1)] for axis in index],
             "devices": list(report.mesh.numbers),
             "hosts": list(report.mesh.hosts),
-            "text": printable(words.devices_text(report.mesh)),
+            "text": printable(words.reported_devices(report)),
         },
         "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
         "notes": [printable(note) for note in (*words.run_notes(report), *words.saved_notes(report))],

@@ -84,7 +84,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
 
 def _header(report: Report, width: int) -> list[str]:
     first = [words.title_text(report), words.options_text(report)]
-    second = [mesh_text(report.mesh.axes), words.devices_text(report.mesh, "x")]
+    second = [mesh_text(report.mesh.axes), words.reported_devices(report, "x")]
     name = printable(words.named_text(report))
     lines = [printable("   ".join(p for p in [*first, *second] if p))]
     if cells(lines[0]) > width:

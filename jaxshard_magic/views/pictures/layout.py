@@ -23,7 +23,7 @@ PATH, TYPE, ROW = 62, 440, 36  # px: where names and types begin, and the height
 
 def layout(report: Report, theme: str) -> str:
     """The layout of a report's arrays, the largest first, repeated layers in one row."""
-    figures, there = layout_figures(report), words.devices_text(report.mesh)
+    figures, there = layout_figures(report), words.reported_devices(report)
     return _drawn(report.leaves, report.mesh, words.title_text(report), there, theme, figures)
 
 

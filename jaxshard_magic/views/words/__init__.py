@@ -80,6 +80,7 @@ from jaxshard_magic.views.words.run import noise_lines as noise_lines
 from jaxshard_magic.views.words.run import notes as notes
 from jaxshard_magic.views.words.run import options_text as options_text
 from jaxshard_magic.views.words.run import origin_notes as origin_notes
+from jaxshard_magic.views.words.run import reported_devices as reported_devices
 from jaxshard_magic.views.words.run import run_notes as run_notes
 from jaxshard_magic.views.words.run import saved_notes as saved_notes
 from jaxshard_magic.views.words.run import title_text as title_text

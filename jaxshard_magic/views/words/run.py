@@ -11,14 +11,20 @@ from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, stron
 PREDICTED = "every figure is predicted from the plan"
 
 
-def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
+def reported_devices(report: Report, times: str = "\u00d7") -> str:
+    """As `devices_text`, of a report, which may be of a plan alone."""
+    return devices_text(report.mesh, times, planned=is_planned(report))
+
+
+def devices_text(info: MeshInfo, times: str = "\u00d7", *, planned: bool = False) -> str:
     """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
     n = len(info.devices) or prod(info.axes.values())
     many = len(set(info.hosts)) or info.processes
     hosts = f" on {count_text(many)} hosts" if many > 1 else ""
     if info.source == "simulated":
         return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{hosts}"
-    state = {"topology": "not attached"}.get(info.source, info.source)
+    done = "planned only" if planned else "compiled, not run"
+    state = {"topology": f"not attached: {done}"}.get(info.source, info.source)
     return f"{count_text(n)} {times} {info.device_kind}{hosts}, {state}"
 
 
