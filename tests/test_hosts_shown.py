@@ -228,7 +228,7 @@ def test_a_loop_on_hosts_has_the_numbers_of_each_of_its_steps(hosts: Hosts):
 
 
 def test_a_loop_that_is_stopped_is_told_once_with_its_report_behind_it(hosts: Hosts):
-    later(2.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    later(12, lambda: os.kill(os.getpid(), signal.SIGINT))
     with capture_output() as said:
         error = hosts.notebook.fails(f"%%shard dp\n{STEP}\n{LOOP}")
     assert str(error).startswith("Stopped at step ") and ", line " in str(error)
