@@ -64,8 +64,8 @@ class Sent:
     """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
     are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
     in. The devices of a part of an axis are `apart` places along it from each to the next. `equation`: the index of the
-    equation that needs it, and `weight`: the index of the step's input that is gathered; each None where it is not
-    known."""
+    equation that needs it, and `weight`: the value that is gathered, where it is a weight; each None where it is
+    not known."""
 
     kind: str
     axes: tuple[str, ...]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..plan import Finding, Sent
-from ..program.labels import GRADIENT, label_of
+from ..program.labels import GRADIENT, label_of, weight_label
 from ..program.phases import phases
 from ..report import Collective, Leaf, Memory
 from ..strategies.footprint import footprint
@@ -72,12 +72,13 @@ def _caused(
             yield sent, Cause()
             continue
         origin = place_of(called(hold.traceback(program.equations[sent.equation])), home)
-        label = label_of(hold.labels.get(sent.equation, ""))
-        what = None
+        name = hold.labels.get(sent.equation)
         if sent.weight is not None:
-            what = leaves[sent.weight].path
-        elif label is not None and label[0] == GRADIENT:
-            what = f"gradient of {leaves[label[1]].path}"
+            name = weight_label(program, flow, sent.weight)
+        label, what = label_of(name or ""), None
+        if label is not None:
+            path = leaves[label[1]].path
+            what = f"gradient of {path}" if label[0] == GRADIENT else path
         phase, frame = phase_of[sent.equation], origin.frame
         if frame is None:
             yield sent, Cause(phase=phase, what=what)

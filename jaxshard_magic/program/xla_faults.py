@@ -21,7 +21,7 @@ from .ir import Equation
 from .primitives import bind, is_literal, shape_of
 from .primitives.primitive import Kind
 
-_COUNTS = ("feature_group_count", "batch_group_count")
+GROUP_COUNTS = ("feature_group_count", "batch_group_count")
 Slots = Mapping[int, frozenset[int]]  # dimensions of operands, then of results, by position
 Divided = Callable[[int], bool]  # whether a dimension may be divided, in an operand or in a result
 
@@ -229,7 +229,7 @@ def _multiplied_wide(e: Equation, values: list, _divided: Divided) -> list | Non
 
 def _groups_of_nothing(e: Equation, values: list, _divided: Divided) -> list | None:
     """Give the zeros that a convolution in groups makes of arrays without an element."""
-    if e.name != "conv_general_dilated" or max(e.params[k] for k in _COUNTS) == 1:
+    if e.name != "conv_general_dilated" or max(e.params[k] for k in GROUP_COUNTS) == 1:
         return None
     out: Any = e.eqn.outvars[0].aval
     return [jnp.zeros(out.shape, out.dtype)] if any(not x.size for x in values) else None

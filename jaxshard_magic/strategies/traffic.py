@@ -13,7 +13,6 @@ from functools import cached_property
 
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
-from ..program.labels import label_of, weight_label
 from ..program.phases import phases
 from ..program.sizes import nbytes
 from .changes import changes_sent, multiplied_narrow
@@ -103,9 +102,8 @@ class _Traffic:
             laid = self._hold.relaid.get(source)
             if not over or source in body.kept or (laid is not None and same.get(laid, laid) in body.kept):
                 continue
-            label = label_of(weight_label(self._program, layout.flow, v) or "")
             for sent in gathers_sent(layout, v, e.trips, narrowed=multiplied_narrow(layout, e, v)):
-                yield sent if label is None else replace(sent, weight=label[1])
+                yield replace(sent, weight=v)
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
                 body.kept.pop(next(iter(body.kept)))

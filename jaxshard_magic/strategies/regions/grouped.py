@@ -13,10 +13,9 @@ from jax import lax
 
 from ...program.ir import Equation, Value
 from ...program.primitives import bind
+from ...program.xla_faults import GROUP_COUNTS
 from ..layout import Axes, Layout, Spec, partition_spec, without
 from .region import Context, Emission, Region
-
-_COUNTS = ("feature_group_count", "batch_group_count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class Grouped(Region):
         layout, c = self.layout, e.contraction
         assert c is not None and c.grouped is not None
         used = [layout.used(v) for v in (*e.ins, *e.outs)]
-        groups = max(e.params[k] for k in _COUNTS)
+        groups = max(e.params[k] for k in GROUP_COUNTS)
         axes = next((spec[d] for spec, d in zip(used, c.grouped, strict=True) if spec[d]), ())
         if groups % layout.count(axes):
             axes: Axes = ()
@@ -44,7 +43,7 @@ class Grouped(Region):
             if over and over == used[1][b]:
                 left[a] = right[b] = over
                 summed += over
-        counts = {k: e.params[k] // layout.count(axes) for k in _COUNTS if e.params[k] > 1}
+        counts = {k: e.params[k] // layout.count(axes) for k in GROUP_COUNTS if e.params[k] > 1}
         own = e.eqn.replace(params={**e.params, **counts})
 
         def on_device(*operands):
