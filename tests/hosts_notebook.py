@@ -1,5 +1,6 @@
 """A notebook whose cells run on two real processes, what is done to it, and what it trains."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,8 +98,10 @@ def training(folder: Path, line: str) -> Iterator[Hosts]:
 
 
 def later(seconds: float, do: Callable[[], Any]) -> list[float]:
-    """Do something in the middle of a cell; when that was."""
+    """Do something in the middle of a cell; when that was. All garbage is collected first: Python drops an interrupt
+    that comes during a collection, which takes long in a process of tests, and may come as the cell begins."""
     at: list[float] = []
+    gc.collect()
 
     def timed() -> None:
         at.append(time.monotonic())

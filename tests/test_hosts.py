@@ -1,5 +1,6 @@
 """A notebook whose cells run on two real processes: what they say, what they have, and every way in which they fail."""
 
+import gc
 import os
 import random
 import re
@@ -22,6 +23,7 @@ from jaxshard_magic import Report, ShardError
 from jaxshard_magic.hosts import starting, watch
 from jaxshard_magic.hosts.spec import HostsSpec
 from jaxshard_magic.mesh import MeshSpec
+from jaxshard_magic.notebook.hosts_names import Names
 from jaxshard_magic.views.format import SPACE
 
 pytestmark = pytest.mark.ci
@@ -59,7 +61,10 @@ def test_the_value_of_a_cell_is_that_of_host_0(hosts: Hosts):
 
 def test_the_report_of_a_step_on_hosts_is_this_notebooks_own(hosts: Hosts):
     said = hosts.cell(f"%%shard fsdp --check\n{STEP}")
-    (text,) = [o.data["text/plain"] for o in said.outputs if "train_step" in o.data.get("text/plain", "")]
+    texts = [o.data.get("text/plain", "") for o in said.outputs]
+    (text,) = [
+        text for text in texts if "train_step" in text and "report" in text
+    ]  # a slow compile has a line
     report = hosts.magics.session.history[-1]
     assert isinstance(report, Report) and report.mesh.processes == 2
     assert report.check is not None and report.check.passed
@@ -186,6 +191,31 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
         )
         assert len(set(hosts.everywhere("n"))) == 1
     hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
+
+
+def test_an_interrupt_while_names_are_brought_is_not_dropped_by_a_garbage_collection(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+):
+    bring, came = Names.bring, list[str]()
+
+    def interrupted(phase: str, _: object = None) -> None:
+        if not came:
+            came.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    def slow(names: Names, text: str) -> object:
+        gc.callbacks.append(interrupted)  # what is raised in one is printed and goes no further
+        try:
+            made = [[] for _ in range(10 * gc.get_threshold()[0])]
+        finally:
+            gc.callbacks.remove(interrupted)
+        interrupted(f"none while {len(made)} objects were made")
+        return bring(names, text)
+
+    monkeypatch.setattr(Names, "bring", slow)
+    hosts.cell("%%here\nn = 0")
+    line, _ = hosts.fails("print(n)")
+    assert line == watch.NOT_BEGUN and came[0].startswith("none")
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -30,7 +30,7 @@ from jaxshard_magic.files import NewFile
 from jaxshard_magic.notebook.cells import Binding, Lengths, Room, Step
 from jaxshard_magic.notebook.cells.room import Memory
 from jaxshard_magic.notebook.checkpointing import Checkpointing
-from jaxshard_magic.notebook.compare_cell import Growing
+from jaxshard_magic.notebook.growing import Growing
 from jaxshard_magic.notebook.options import Options
 from jaxshard_magic.notebook.progress import Progress, line
 from jaxshard_magic.notebook.progress.frontend import TerminalLine

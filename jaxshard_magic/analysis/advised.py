@@ -14,7 +14,8 @@ from ..targets import made_of, slices, target_of
 from .advice import Case, Loop, advise
 from .advice.pipeline import PipelineCase, pipeline_advice
 from .in_time import InTime
-from .reading import Reading
+from .planned import differences
+from .reading import Reading, reading_of
 from .roofline import Roofline
 from .staged_costs import weights_seconds
 
@@ -65,7 +66,8 @@ def step_advice(
         loop=loop,
         experts=experts,
     )
-    for finding in (*plan.findings, *reading.complaints):
+    told = None if entry.planned is None else differences(reading_of(entry.planned), reading)
+    for finding in (*plan.findings, *reading.complaints, *filter(None, [told])):
         yield Advice(finding.code, finding.level, finding.message, case.line(finding.fix))
     yield from advise(case)
 
@@ -73,7 +75,7 @@ def step_advice(
 def _refusal(step: "ShardedStep", entry: "Entry", line: str) -> str | None:
     """Why the step can't be had as a line says, or would train on another loss; None where it can. Plans it so, once
     for each program and line."""
-    known = _refusals.setdefault(entry, {})
+    known = _refusals.setdefault(entry.planned or entry, {})
     if line not in known and entry.call_of is not None:
         try:
             planned = step.planned_for(entry.call_of, changed_by(line, step.request))

@@ -1,5 +1,6 @@
 """What the plan of a step says where nothing is compiled: its memory and its communication, as predicted."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from ..report import Collective, Leaf, Memory
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
+from ..units import byte_text
 from .collectives import Cause, merge, wire_bytes
 from .frames import called
 from .memory import device_limit, memory, with_temporaries
@@ -19,6 +21,10 @@ from .sources import SourceText
 
 if TYPE_CHECKING:
     from ..step import Entry
+    from .reading import Reading
+
+MEMORY_ALIKE = 0.05  # of the planned peak: a compiler packs temporaries in its own way
+SENT_ALIKE = 0.01  # of all that a step sends: scalars, such as a loss
 
 
 def plan_alone(
@@ -59,6 +65,39 @@ def collective(move: Sent) -> Collective:
     n = move.group_size
     sent = wire_bytes(move.kind, n, move.count * move.bytes)
     return Collective(move.kind, move.axes, n, move.count, move.bytes, sent, apart=move.apart)
+
+
+def differences(planned: "Reading", compiled: "Reading") -> Finding | None:
+    """Tell where a compiled program is not what its plan said, which was shown before; None where it is.
+
+    Small differences are left out: in peak memory up to `MEMORY_ALIKE` of it, in what a kind of collective sends up to
+    `SENT_ALIKE` of all that is sent.
+    """
+    found = []
+    then, now = (
+        max((d.peak or 0 for d in each.memory.per_device), default=0) for each in (planned, compiled)
+    )
+    if then and now and abs(now - then) > MEMORY_ALIKE * then:
+        found.append(f"peak memory is {byte_text(now)}, not {byte_text(then)}")
+    if planned.collectives is not None and compiled.collectives is not None:
+        before, after = _sent_by_kind(planned.collectives), _sent_by_kind(compiled.collectives)
+        least = SENT_ALIKE * max(before.total(), after.total())
+        found += [
+            f"{kind} sends {byte_text(after[kind])}, not {byte_text(before[kind])}"
+            for kind in sorted(before | after)
+            if abs(after[kind] - before[kind]) > least
+        ]
+    if not found:
+        return None
+    return Finding("plan-differs", "info", f"Compiled, it is not all as planned: {'; '.join(found)}.")
+
+
+def _sent_by_kind(collectives: Sequence[Collective]) -> Counter[str]:
+    """Return the bytes that a device sends in a step, by kind of collective."""
+    sent = Counter[str]()
+    for each in collectives:
+        sent[each.kind] += each.wire_bytes
+    return sent
 
 
 def _caused(

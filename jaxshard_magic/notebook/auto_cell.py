@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError
 from ..introspect import is_method
 from . import cells
-from .compare_cell import Growing
+from .growing import Growing
 from .shard_cell import ShardCell, placed_by, requests_of
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from . import cells, compare_cell
 from .auto_cell import Choosing
 from .checkpointing import Checkpointing
 from .early import Early
+from .growing import Growing
 from .later import Later
 from .mesh_line import Meshes
 from .options import Options, compiled_only, keeps_apart, with_strategies, with_strategy
 from .progress import Progress
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, sharded, tried
+from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, planned_first, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison
     from ..step import ShardedStep, Watch
     from .training_view import TrainingView
+
+
+BEFORE = (
+    "Before it is compiled, the step is planned as below; the report of the compiled one takes its place."
+)
 
 
 class CellMagic:
@@ -82,12 +88,14 @@ class CellMagic:
         known, report = True, None
         with Progress(this.draw, of=this.path, took=compile_of(this)) as progress:
             watch = None if this.options.dry_run else Watch(self.lengths.total)
-            view = self._growing(watch, this)
+            view, first = self._growing(watch, this), Growing(this.grows, self._session.view, lead=BEFORE)
             binding = cells.Binding(
-                self._shell.user_ns, this.place, keeping.of(partial(self._sharded, this, progress, watch))
+                self._shell.user_ns,
+                this.place,
+                keeping.of(partial(self._sharded, this, progress, watch, first)),
             )
             try:
-                with view or nullcontext(), self._early.kept(this, lambda: binding.sharded):
+                with first, view or nullcontext(), self._early.kept(this, lambda: binding.sharded):
                     with binding:
                         with (
                             this.room(),
@@ -189,11 +197,16 @@ class CellMagic:
         return None if watch is None else TrainingView(watch.run, self._session.view, this.grows)
 
     def _sharded(
-        self, this: ShardCell, progress: Progress, watch: "Watch | None", function: Any
+        self, this: ShardCell, progress: Progress, watch: "Watch | None", first: Growing, function: Any
     ) -> "ShardedStep | cells.Rehearsal":
-        """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
+        """The user's function as the step of this cell's line; one that is sharded already is taken anew. While it
+        compiles for long, `first` shows its plan."""
+        from ..views.show import shows_growing
+
         step = sharded(this.options, this.mesh, this.path, function)
         this.prepare(step)
+        if this.grows and shows_growing(self._session.view):
+            step.early = partial(planned_first, this, step, first)
         self._led(progress, watch, step)
         return cells.Rehearsal(step) if this.options.dry_run else step
 

@@ -1,16 +1,14 @@
 """A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from IPython.display import display
-
 from ..errors import ShardError, one_of, whole_number
 from ..introspect import is_method
-from ..temporary import Temporary
 from . import cells
 from .displays import say
+from .growing import Growing
 from .history_line import MOST
 from .progress import Progress
 from .shard_cell import ShardCell, placed_by, requests_of
@@ -69,40 +67,6 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
         raise cells.Interrupted(f"Stopped before any of {every} had compiled.")
     ran = sum(trial.measured is not None for trial in comparison.trials)
     return comparison, f"Stopped: {compiled} of {every} compiled{f', {ran} ran' if how.run else ''}."
-
-
-class Growing(Temporary):
-    """A context in which the comparison so far is shown in the cell's output, with what stops it; at its end both are
-    taken away."""
-
-    def __init__(self, wanted: bool, view: str):
-        self._wanted, self._view = wanted, view
-        self._handle: Any = None
-        self._remove: Callable[[], None] | None = None
-
-    def __call__(self, comparison: "Comparison") -> None:
-        if self._wanted:
-            self._put(comparison.to_text(), comparison.to_html())
-
-    def _put(self, text: str, html: str) -> None:
-        data = {"text/plain": text, "text/html": html}
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
-        else:
-            self._handle.update(data, raw=True)
-
-    def begin(self) -> None:
-        from ..views.show import show_stop
-
-        if self._wanted:
-            self._remove = show_stop(self._view)
-
-    def end(self) -> None:
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
-        if self._handle is not None:
-            self._put("", "")
 
 
 def of_the_past(

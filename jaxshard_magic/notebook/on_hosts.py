@@ -154,6 +154,7 @@ class OnHosts:
         """Run a cell on all hosts; what host 0 gives as its value. Raises UsageError, one line, where it ends early,
         and Interrupted where it was stopped."""
         from ..hosts import engine, watch
+        from ..program.garbage import interruptible
 
         cluster, names = self.cluster, self._names
         if cluster is None or names is None:
@@ -161,11 +162,12 @@ class OnHosts:
         if cluster.died is not None:
             raise UsageError(f"the hosts are gone ({cluster.died}): {cluster.again}")
         try:
-            watch.look(cluster)
-            if (settings := self._settings()) != self._settled:
-                cluster.call(engine.settle, settings)
-                self._settled = settings
-            first = names.bring(text)
+            with interruptible():
+                watch.look(cluster)
+                if (settings := self._settings()) != self._settled:
+                    cluster.call(engine.settle, settings)
+                    self._settled = settings
+                first = names.bring(text)
         except watch.HostsLost as lost:
             raise UsageError(self._told(lost)) from None
         except ShardError as error:

@@ -1,6 +1,6 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..comparing import Requests
     from ..report import Report
     from ..request import Request
-    from ..step import ShardedStep
+    from ..step import Entry, ShardedStep
     from .session import ShardSession
 
 
@@ -192,6 +192,21 @@ def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "Sharde
         recordable(step, options.profile)
     step.read_ahead = step.plan_stands = True
     return step
+
+
+def planned_first(
+    this: ShardCell, step: "ShardedStep", show: "Callable[[Report], None]", plan: "Entry"
+) -> None:
+    """Show the report of a plan while its program compiles."""
+    from ..analysis.summary import summarize
+
+    try:
+        with Replaced(attribute(step, "progress"), None):  # its line tells of the compiler
+            report = summarize(step, plan)
+    except Exception as error:  # the step itself goes on
+        say(f"{this.path} has no report of its plan: {type(error).__name__}: {error}")
+    else:
+        show(report)
 
 
 def tried(rehearsal: cells.Rehearsal, report: "Report", progress: Progress) -> bool:

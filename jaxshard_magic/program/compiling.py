@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from jax._src import api
 from jax.stages import Compiled, Lowered
 
+from ..meanwhile import TICK_S, tick
 from ..temporary import Unfinished
 from .lines import lines_kept
 
@@ -30,9 +31,12 @@ def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
 
 
 def compile_apart(lowered: Lowered) -> Compiled:
-    """As `compile_lowered`, in a thread for it alone."""
+    """As `compile_lowered`, in a thread for it alone; this one does meanwhile what `meanwhile` has for it."""
     with compilers(1) as pool:
-        return pool.submit(compile_lowered, lowered).result()
+        compiled = pool.submit(compile_lowered, lowered)
+        while not wait([compiled], TICK_S).done:
+            tick()
+        return compiled.result()
 
 
 def compile_lowered(lowered: Lowered) -> Compiled:

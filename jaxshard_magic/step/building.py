@@ -12,6 +12,7 @@ from jax.stages import Compiled
 
 from ..compiler_log import captured
 from ..errors import ShardError, one_of
+from ..meanwhile import while_compiling
 from ..placing import put
 from ..plan import Plan
 from ..program import settings
@@ -39,6 +40,8 @@ from .entry import Entry
 from .planned import Planned, own_mesh, planned
 from .tracing import Traces
 
+EARLY_S = 1.0  # seconds of compiling that are worth a look at the plan
+
 
 @within(settings.own_moves)
 @within(retracing)
@@ -51,10 +54,12 @@ def build_entry(
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     traces: Traces | None = None,
     plan_stands: bool = False,
+    early: Callable[[Entry], None] | None = None,
 ) -> Entry:
     """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
     `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
-    `plan_stands`: where that compiler fails, the entry has the plan alone.
+    `plan_stands`: where that compiler fails, the entry has the plan alone. `early` is given what is planned, as
+    `plan_entry` has it, once the compiler has taken `EARLY_S` seconds.
 
     Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
     code passes through.
@@ -86,8 +91,19 @@ def build_entry(
     lowered = _lower_whole if whole else _lower_flat
     calls_host = target is None and may_raise(traced.closed)
     callbacks = Callbacks(_taken_over(traced, donated)) if calls_host and mesh.size > 1 else None
-    failed = None
-    with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
+    failed, alone = None, list[Entry]()
+
+    def tell() -> None:
+        if early is not None:
+            alone.append(plan_entry(peeled, request, step))
+            early(alone[0])
+
+    with (
+        while_compiling(tell, EARLY_S),
+        own_mesh(mesh),
+        lines_kept(),
+        nullcontext() if target is None else canonical(),
+    ):
         with uncollected():
             lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks)
         if target is None:
@@ -129,6 +145,7 @@ def build_entry(
         complaints,
         peeled.as_shapes(),
         rewritten,
+        planned=alone[0] if alone else None,
     )
 
 

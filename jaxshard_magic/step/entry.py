@@ -53,6 +53,7 @@ class Entry:
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
     call_of: Peeled | None = None  # the call that it was made for, with shapes for arrays
     rewritten: Rewritten | None = None  # how its gradient calls were
+    planned: "Entry | None" = None  # its plan alone, where that was told while the compiler worked
     rows: Mapping[int, int] = field(
         default_factory=dict
     )  # the dimension of flat inputs that hosts have in parts

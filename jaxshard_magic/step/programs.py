@@ -43,6 +43,9 @@ class Programs:
         self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
+        self.early: Callable[[Entry], None] | None = (
+            None  # is given the plan of a step that compiles for long
+        )
         self.plan_stands = False  # where a compiler fails, reports tell of the plan
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self._entries: dict[Hashable, Entry] = {}
@@ -216,7 +219,7 @@ class Programs:
         return self._hosts.built(self._build, self.say, peeled)
 
     def _build(self, peeled: Peeled) -> Entry:
-        entry = self._built(peeled, self.request, plan_stands=self.plan_stands)
+        entry = self._built(peeled, self.request, plan_stands=self.plan_stands, early=self.early)
         if self.read_ahead:
             from ..analysis.reading import reading_of
 
@@ -224,7 +227,14 @@ class Programs:
             reading_of(entry)
         return entry
 
-    def _built(self, peeled: Peeled, request: Request, *, plan_stands: bool) -> Entry:
+    def _built(
+        self,
+        peeled: Peeled,
+        request: Request,
+        *,
+        plan_stands: bool,
+        early: Callable[[Entry], None] | None = None,
+    ) -> Entry:
         how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
         how["traces"] = self.traces
         with interruptible():
@@ -232,7 +242,7 @@ class Programs:
                 from .pipelined import build_pipelined
 
                 return build_pipelined(peeled, request, **how)
-            return build_entry(peeled, request, plan_stands=plan_stands, **how)
+            return build_entry(peeled, request, plan_stands=plan_stands, early=early, **how)
 
     def say(self, doing: str) -> None:
         """Tell `progress` what is being done; "" ends the wait."""

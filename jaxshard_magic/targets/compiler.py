@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ShardError
+from ..meanwhile import TICK_S, tick
 from ..temporary import Held, Unfinished
 from .built import Built
 from .worker import IDLE_S, Failed, Job
 
 LIMIT_S = 1800.0
-_TICK_S = 0.1  # between looks whether the user has interrupted
 _START = "from jaxshard_magic.targets.worker import main; main()"  # as __main__, its classes would be others than ours
 _CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages|@ +0x|\*\*\* |=== |\S+\.cc:\d+$")
 _FATAL = re.compile(r"F\d{4} |Fatal|terminate called|\w*(Error|Exception)\b")
@@ -144,7 +144,8 @@ class Compiler:
         assert self._connection is not None
         until = time.monotonic() + limit_s
         try:
-            while not self._connection.poll(_TICK_S):
+            while not self._connection.poll(TICK_S):  # between which an interrupt is heard
+                tick()
                 if given_up.get()():
                     raise ShardError("the compiler was stopped: nobody waits for its answer any more")
                 if time.monotonic() > until:

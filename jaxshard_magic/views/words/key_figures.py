@@ -8,7 +8,7 @@ from jaxshard_magic.views.device_stages import stages
 from jaxshard_magic.views.format import UNKNOWN, byte_text, seconds_text
 from jaxshard_magic.views.words.communication import sent_by_axes, sent_text
 from jaxshard_magic.views.words.memory import share_of_limit
-from jaxshard_magic.views.words.run import difference
+from jaxshard_magic.views.words.run import difference, is_planned
 from jaxshard_magic.views.words.spans import axes_text
 from jaxshard_magic.views.words.step_time import step_time
 
@@ -78,7 +78,8 @@ def _sent_figure(report: Report) -> Figure:
 
 def _compile_figure(report: Report) -> Figure:
     seconds = report.timing.compile_s if report.timing else None
-    note = "once for these shapes" if seconds is not None else "not known"
+    unknown = "not compiled" if is_planned(report) else "not known"
+    note = "once for these shapes" if seconds is not None else unknown
     return Figure("compile time", "compile", seconds_text(seconds), note)
 
 
