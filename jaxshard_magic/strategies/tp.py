@@ -111,8 +111,8 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
 
 def _say_heads(layout: Layout, axes: Axes) -> bool:
     """Tell of heads that do not divide, and which size of the axis would divide them; return whether there are any."""
-    n, name = layout.count(axes), "+".join(axes)
-    sizes = {z for e in layout.program.equations for z in _side_by_side(layout, e) if z % n}
+    n, name, made = layout.count(axes), "+".join(axes), _made_by_weights(layout)
+    sizes = {z for e in layout.program.equations for z in _side_by_side(layout, e, made) if z % n}
     if not sizes:
         return False
     heads = min(sizes)
@@ -126,10 +126,10 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
     return True
 
 
-def _side_by_side(layout: Layout, e: Equation) -> list[int]:
-    """Sizes that a product goes over side by side, examples apart, where weights make both of its operands: numbers of
-    heads."""
-    if e.contraction is None or not all(_made_by_weights(layout, v) for v in e.ins[:2]):
+def _side_by_side(layout: Layout, e: Equation, made: set[Value]) -> list[int]:
+    """Sizes that a product goes over side by side, examples apart, where weights make both of its operands, which are
+    among the activations `made` by weights: numbers of heads."""
+    if e.contraction is None or not made.issuperset(e.ins[:2]):
         return []
     shape, classes = layout.program.shapes[e.outs[0]], layout.dims.of(e.outs[0])
     beside = [d for _, _, d in e.contraction.batch]
@@ -137,14 +137,15 @@ def _side_by_side(layout: Layout, e: Equation) -> list[int]:
     return sizes if len(sizes) < len(beside) else []
 
 
-def _made_by_weights(layout: Layout, value: Value | None) -> bool:
-    """Return whether `value` is an activation, made of a product with a weight by no other product."""
-    if value is None or not layout.batchy(value):
-        return False
-    products = (layout.program.maker.get(v) for v in layout.flow.back([value], by_no_product))
-    return any(
-        p is not None and p.primitive.product and not all(map(layout.batchy, p.ins[:2])) for p in products
+def _made_by_weights(layout: Layout) -> set[Value]:
+    """Return the activations that are made of a product with a weight, by no other product."""
+    with_weights = (
+        v
+        for e in layout.program.equations
+        if e.primitive.product and not all(map(layout.batchy, e.ins[:2]))
+        for v in e.outs
     )
+    return {v for v in layout.flow.forward(with_weights, by_no_product) if layout.batchy(v)}
 
 
 def _say_split(layout: Layout, axes: Axes) -> None:
