@@ -108,7 +108,7 @@ class Attentions:
 
     def _exchanges(self, heads: Mapping[int, frozenset[int]]) -> Exchanges:
         """`heads`: the classes of the dimensions that are divided in an equation, by its index; others are outside."""
-        lies: dict[Value, Spec] = {}
+        lies: dict[Value, Spec] = {**self._layout.exchanges.lies}
         for e in self._in_order():
             for v in (*e.ins, *e.outs):
                 if v is not None and e.index in heads and self._layout.batchy(v):

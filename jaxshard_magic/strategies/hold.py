@@ -101,6 +101,8 @@ class Hold(Emitter):
         return max([*gathered, sum(size.values()) // _KEPT_SHARE])
 
     def equation(self, e: Equation, values: list) -> list:
+        if e.doors:
+            values = [self._read_otherwise(e, v, x) for v, x in zip(e.ins, values, strict=True)]
         outs = self._emit(e, values, self.regions_of(e))
         if e.doors and not self._moved.isdisjoint(e.outs):
             outs = [self._pin_end(v, x) if v in self._moved else x for v, x in zip(e.outs, outs, strict=True)]
@@ -182,9 +184,11 @@ class Hold(Emitter):
             values[k] = self.layout.pin(values[k], spec)
         for k, v in enumerate(e.ins):
             relaid = layout.experts is not None and layout.batchy(v)
-            if v is not None and (relaid or (e.index, v) in layout.exchanges.reads):
+            if v is not None and relaid:
                 with self._on_its_way(v):
                     values[k] = self._brought(values[k], layout.between(v), layout.at(e, v))
+            else:
+                values[k] = self._read_otherwise(e, v, values[k])
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -193,6 +197,13 @@ class Hold(Emitter):
                 with self._of_weight(v):
                     values[k] = self._fetch(e, values, k, v)
         return values
+
+    def _read_otherwise(self, e: Equation, v: Value | None, x: Any) -> Any:
+        """An operand where `exchanges` have `e` read it; anything else as it is."""
+        if v is None or (e.index, v) not in self.layout.exchanges.reads:
+            return x
+        with self._on_its_way(v):
+            return self._brought(x, self.layout.between(v), self.layout.at(e, v))
 
     def _on_its_way(self, v: Value) -> AbstractContextManager[Any]:
         """The scope of what goes to experts, or comes back from them."""

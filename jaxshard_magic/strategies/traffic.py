@@ -69,6 +69,8 @@ class _Traffic:
             rest = self._of(e, regions[1:], body, same)
             yield from regions[0].sent(e, self._operands(e, body, same), rest)
             return
+        if e.doors:
+            yield from self._brought(e, body, same)
         for door in e.doors:
             yield from self._inside(door.scope, *self._entered(e, door, body, same))
         if not e.doors:
@@ -133,7 +135,7 @@ class _Traffic:
         for v in dict.fromkeys(e.ins):
             if v is None:
                 continue
-            moves = layout.experts is not None and layout.batchy(v)
+            moves = layout.experts is not None and layout.batchy(v) and not e.doors
             if not moves and (e.index, v) not in layout.exchanges.reads:
                 continue
             lies, wanted = layout.between(v), layout.at(e, v)
