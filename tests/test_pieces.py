@@ -81,18 +81,68 @@ def test_pieces_that_do_not_divide_are_computed_by_every_device_and_that_is_told
     assert "data=8 does not divide" in told.message and "Pieces of 8 would be divided" in told.message
 
 
-def test_pieces_at_places_that_a_loop_computes_are_of_rows_that_are_gathered_once():
-    weights, rows = arguments(64)
-    sharded = jaxshard_magic.shard(in_a_loop, "dp", mesh="cpu:8 data=8")
+@pytest.mark.parametrize("shape", [(64, WIDTH), (128, WIDTH)])
+@pytest.mark.parametrize("step", [with_slices, with_split, in_a_loop, in_a_scan, in_two_loops])
+def test_pieces_that_divide_move_each_row_twice_and_no_more(step, shape):
+    weights, rows = arguments(shape[0])
+    sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8")
     planned, made = sharded.plan(weights, rows), sharded(weights, rows)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, in_a_loop(weights, rows))
-    gradients = PIECES * (weights["up"].nbytes + weights["down"].nbytes)
-    report = sharded.report()
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, step(weights, rows))
+    report, rounds = sharded.report(), 2 if step is in_two_loops else 1
     assert sent(planned) == sent(report)
-    found = {kind: nbytes for kind, _, nbytes in sent(report)}
-    assert found["all-gather"] == rows.nbytes
+    gradients = rounds * PIECES * (weights["up"].nbytes + weights["down"].nbytes)
     assert sum(n for kind, _, n in sent(report) if kind == "all-reduce") == gradients
-    assert not [a for a in report.advice if a.code == "pieces-not-divided"], "16 rows a piece divide"
+    moved = sum(n for kind, _, n in sent(report) if kind != "all-reduce")
+    assert moved == (1 + rounds) * rows.nbytes / 8, "dealt out over features, and each piece back over rows"
+    assert not [a for a in report.advice if a.code == "pieces-not-divided"]
+
+
+def test_rows_without_another_dimension_that_divides_are_gathered_once():
+    def step(weights, labels):
+        def add(k, total):
+            piece = jax.lax.dynamic_slice_in_dim(labels, k * 16, 16)
+            return total + jax.grad(lambda w: jnp.mean((piece * w[0] + w[1]) ** 2))(weights)
+
+        return weights - 0.1 * jax.lax.fori_loop(0, 4, add, jnp.zeros_like(weights))
+
+    weights, labels = np.ones(2, np.float32), np.linspace(0, 1, 64, dtype=np.float32)
+    sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8")
+    planned, made = sharded.plan(weights, labels), sharded(weights, labels)
+    np.testing.assert_allclose(made, step(weights, labels), rtol=1e-5)
+    assert ("all-gather", ("data",), labels.nbytes) in sent(planned)
+    assert sent(planned) == sent(sharded.report())
+
+
+def fused(weights, rows):
+    """Two layers whose weights make q, k and v at once."""
+
+    def loss(weights):
+        x = rows
+        for w in weights:
+            q, k, v = jnp.split(x @ w["qkv"], 3, axis=-1)
+            q, k, v = (part.reshape(*part.shape[:2], 8, -1) for part in (q, k, v))
+            scores = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+            x = x + jnp.einsum("bhts,bshd->bthd", scores, v).reshape(x.shape) @ w["out"]
+        return jnp.mean(x**2)
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+
+def test_parts_of_a_fused_weights_result_are_dealt_out_and_back():
+    draw = np.random.default_rng(0)
+    weights = [
+        {"qkv": draw.normal(size=(64, 192)) / 8, "out": draw.normal(size=(64, 64)) / 8} for _ in range(2)
+    ]
+    weights, rows = jax.tree.map(
+        partial(np.asarray, dtype=np.float32), (weights, draw.normal(size=(4, 16, 64)))
+    )
+    sharded = jaxshard_magic.shard(fused, "tp", mesh="cpu:8 model=8")
+    planned, made = sharded.plan(weights, rows), sharded(weights, rows)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), made, fused(weights, rows))
+    assert sent(planned) == sent(sharded.report())
+    found = {kind for kind, _, _ in sent(planned)}
+    assert "collective-permute" not in found and "all-to-all" in found
 
 
 def test_a_few_rows_that_are_looked_at_are_no_pieces():

@@ -36,6 +36,24 @@ def find_copies(
     return found
 
 
+def gradients_of(flow: Flow, params: Collection[int]) -> dict[Value, int]:
+    """The gradients of the inputs `params`, each by its value, with its input: they lie as that does, whether the step
+    updates it or returns them for others to do so. Empty where calls are not matched.
+
+    Gradient calls mark what they differentiate and what they give back, each in the order of its leaves.
+    """
+    marked = [e.ins[0] for e in flow.differentiated]
+    given = sorted(flow.gradients)
+    shapes = flow.program.shapes
+    if len(marked) != len(given) or any(
+        v is None or shapes[v] != shapes[g] for v, g in zip(marked, given, strict=True)
+    ):
+        return {}
+    behind = (flow.inputs_behind([v], by_alias) for v in marked)
+    pairs = ((g, found.pop()) for g, found in zip(given, behind, strict=True) if len(found) == 1)
+    return {g: i for g, i in pairs if i in params}
+
+
 def _networks(traced: Traced, flow: Flow, among: Collection[int]) -> Iterator[tuple[list[int], tuple]]:
     """The subtrees whose leaves are all of `among`, with what a copy of them has: the largest first."""
     ins = flow.program.inputs

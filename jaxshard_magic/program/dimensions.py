@@ -12,7 +12,7 @@ from .unionfind import UnionFind
 
 class Dimensions:
     """The logical dimensions of a program (batch, hidden, heads, vocabulary), as union-find classes over all
-    links, matmuls included; `copies`: inputs that are to lie as another does.
+    links, matmuls included; `copies`: values, inputs and gradients, that are to lie as another one does.
 
     `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
     dimensions whose reshape no shard over `axis_sizes` survives. `most_devices`: the largest of these sizes.

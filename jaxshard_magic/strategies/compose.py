@@ -27,7 +27,7 @@ from .examples import about_the_batch, examples_divide
 from .fsdp import fully_sharded
 from .hold import Hold
 from .layout import Axes, Layout, Strategy, partition_spec, spec_of
-from .pieces import take_pieces_whole
+from .pieces import take_apart
 from .placements import apply_placements, dims_over
 from .pmap import spread_plan
 from .positions import one_example
@@ -81,7 +81,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         if name in axes:
             apply(layout, axes[name])
     keep_whole(layout)
-    take_pieces_whole(layout)
+    take_apart(layout)
     how = attend(layout, request.attention) if layout.sequence else None
     if how is not None and request.attention == "ring" and not request.rings:
         over = "+".join(layout.sequence_axes)

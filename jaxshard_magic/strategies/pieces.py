@@ -1,7 +1,15 @@
-"""A batch that a step takes piece by piece, as to add up gradients: where devices need all of it for that."""
+"""Values that a step takes apart, or puts together, along a dimension that devices divide.
 
+A batch in pieces, to add up gradients; a fused weight's result, split into q, k and v; two views, one after the other.
+The parts do not lie where the plan has them. Left alone, the compiler shifts what overlaps, a collective for each part
+and each distance, or gathers everything. Here the value is dealt out over another of its dimensions (one all-to-all),
+taken apart on each device, and the parts are dealt out again.
+"""
+
+import math
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ..plan import Finding
 from ..program.batching.follow import told
@@ -9,74 +17,133 @@ from ..program.ir import Equation, Value
 from .layout import Axes, Layout, Spec, without
 
 
-def take_pieces_whole(layout: Layout) -> None:
-    """Have a batch read whole where its pieces are such that each device needs rows of all others.
+@dataclass(frozen=True)
+class _Apart:
+    """An equation that takes values apart along dimensions that the mesh axes `over` divide, or puts them together.
 
-    That is so of pieces which the mesh axes that divide the batch do not divide. The compiler would divide something
-    else in them, such as features, and add up activations; instead every device computes all of each piece, which is
-    told. And it is so of pieces whose places are known only while the step runs. Adds to `layout.exchanges` and
-    `layout.findings`.
+    `ends`: its operands and results that have such a dimension, each with those. `lost`: whether a result is not
+    divided by the axes at all. `rows`: how much of the dimension its results have, all together.
     """
-    cuts: dict[Value, list[tuple[Equation, Axes]]] = defaultdict(list)
+
+    equation: Equation
+    over: Axes
+    ends: Mapping[Value, frozenset[int]]
+    lost: bool
+    rows: float
+
+
+def take_apart(layout: Layout) -> None:
+    """Have values whole along the dimensions that they are taken apart along, or put together, where that is done.
+
+    Where the axes divide no part, every device makes all of each part, and that is told. Adds to `layout.exchanges` and
+    `layout.findings`; all strategies have filled in the layout before.
+    """
+    found: dict[Value, list[_Apart]] = defaultdict(list)
     for e in layout.program.equations:
-        if (gathered := _gathered(layout, e)) and (v := e.ins[0]) is not None:
-            cuts[v].append((e, gathered))
+        if (apart := _apart(layout, e)) is not None:
+            found[next(iter(apart.ends))].append(apart)
+    if not found:
+        return
     lies: dict[Value, Spec] = {}
     reads: dict[tuple[int, Value], Spec] = {}
     makes: dict[Value, Spec] = {}
     enters = _entrances(layout)
-    undivided: list[tuple[Equation, Axes]] = []
-    for v, pieces in cuts.items():
-        if (
-            sum(_rows(layout, e) * e.trips for e, _ in pieces)
-            < layout.program.shapes[v][_examples(layout, v)]
-        ):
-            continue  # a few of its rows are looked at
-        undivided += [(e, axes) for e, axes in pieces if set(axes) & set(_lost(layout, e))]
-        whole = without(layout.between(v), [a for _, axes in pieces for a in axes])
-        makes |= {out: layout.between(out) for e, _ in pieces for out in e.outs}
-        readers = [e for e, _ in pieces]
-        while v in enters:  # gathered before a loop, not in each of its trips
-            lies[v] = whole
-            reader, v = enters[v]
-            readers = [reader]
-        reads |= {(e.index, v): whole for e in readers}
+    undivided: list[_Apart] = []
+    for value, parts in found.items():
+        (d,) = parts[0].ends[value]
+        if sum(part.rows * part.equation.trips for part in parts) < layout.program.shapes[value][d]:
+            continue  # a part of it is looked at, or cut off
+        undivided += [part for part in parts if part.lost]
+        for part in parts:
+            for v, there in _while_apart(layout, part):
+                if v in part.equation.outs:
+                    makes[v] = there
+                    continue
+                reader = part.equation
+                while v in enters:  # dealt out before a loop, not in each of its trips
+                    lies[v] = there
+                    reader, v = enters[v]
+                reads[reader.index, v] = there
     before = layout.exchanges
     layout.exchanges = replace(
         before, lies={**before.lies, **lies}, reads={**before.reads, **reads}, makes={**before.makes, **makes}
     )
     if undivided:
-        layout.findings.append(_computed_by_all(layout, *undivided[0]))
+        layout.findings.append(_computed_by_all(layout, undivided[0]))
 
 
-def _gathered(layout: Layout, e: Equation) -> Axes:
-    """The batch axes over which the operand of an equation that takes pieces of it is gathered."""
+def _apart(layout: Layout, e: Equation) -> _Apart | None:
+    """What `e` takes apart, or puts together, along a divided dimension; None where it does neither."""
     v = e.ins[0] if e.primitive.cuts or e.primitive.factors else None
-    if v is None or not layout.batchy(v) or layout.program.shapes[v] == layout.program.shapes[e.outs[0]]:
-        return ()
-    return _lost(layout, e) or _cut_somewhere(layout, e)
+    if v is None or not all(map(layout.batchy, (v, *e.outs))):
+        return None
+    for d, axes in enumerate(layout.between(v)):
+        over = tuple(a for a in axes if layout.dims.of(v)[d] not in layout.sequence)
+        if over and (ends := _ends(layout, e, d)):
+            kept = {a for out in e.outs for axes in layout.between(out) for a in axes}
+            lost = not kept.issuperset(over)
+            if lost and not (layout.dims.of(v)[d] in layout.batch.classes and _gives_parts(layout, e, v)):
+                continue  # features that are cut off, and rows that are added, stay where they are
+            rows = sum(layout.program.shapes[out][d] for out in e.outs) if e.primitive.cuts else math.inf
+            return _Apart(e, over, ends, lost, rows)
+    return None
 
 
-def _lost(layout: Layout, e: Equation) -> Axes:
-    """The batch axes that divide an equation's operand and none of its results."""
-    kept = {a for out in e.outs for axes in layout.between(out) for a in axes}
-    return tuple(a for a in _dividing(layout, e.ins[0]) if a not in kept)
+def _ends(layout: Layout, e: Equation, d: int) -> dict[Value, frozenset[int]]:
+    """The operands and results of `e` with the dimensions along which it changes dimension `d` of the first operand,
+    divided otherwise before and after; empty where it does not."""
+    shapes, v, out = layout.program.shapes, e.ins[0], e.outs[0]
+    assert v is not None
+    if e.primitive.factors:
+        factors = e.factors
+        leading = None if factors is None else factors.leading(d)
+        if factors is None or factors.whole(d) is not None:
+            return {}
+        into = frozenset(next((new for old, new in factors.groups if d in old), ()))
+        if leading is not None and layout.between(out)[leading] == layout.between(v)[d]:
+            return {}
+        return {v: frozenset({d}), out: into}
+    if shapes[v][d] == shapes[out][d]:
+        return {}
+    same_rank = [w for w in (*e.ins, *e.outs) if w is not None and len(shapes[w]) == len(shapes[v])]
+    usual = all(layout.batchy(w) and layout.at(e, w) == layout.between(w) for w in same_rank)
+    return {w: frozenset({d}) for w in same_rank} if usual else {}
 
 
-def _cut_somewhere(layout: Layout, e: Equation) -> Axes:
-    """The batch axes that divide the examples of an operand of which an equation takes some at a place that is known
-    only while the step runs."""
-    v, out = e.ins[0], e.outs[0]
-    if v is None or not e.primitive.cuts or len(e.ins) == 1:
-        return ()
-    d = _examples(layout, v)
-    return _dividing(layout, v) if layout.program.shapes[v][d] != layout.program.shapes[out][d] else ()
+def _gives_parts(layout: Layout, e: Equation, v: Value) -> bool:
+    """Whether `e` takes its operand `v` apart, and puts nothing together."""
+    shapes = layout.program.shapes
+    return bool(e.primitive.factors) or math.prod(shapes[e.outs[0]]) < math.prod(shapes[v])
 
 
-def _dividing(layout: Layout, value: Value | None) -> Axes:
-    """The batch axes that divide a value."""
-    lies = [] if value is None else layout.between(value)
-    return tuple(a for axes in lies for a in axes if a in layout.batch_axes)
+def _while_apart(layout: Layout, part: _Apart) -> Iterator[tuple[Value, Spec]]:
+    """How the operands and results lie meanwhile: whole along the dimension, another one divided in its place where one
+    has room in all of them."""
+    e, shapes = part.equation, layout.program.shapes
+    v = next(iter(part.ends))
+    beside: dict[int, dict[Value, int]] = {}
+    for d in range(len(shapes[v])):
+        in_all = {w: _faces(e, d, w, v) for w in part.ends}
+        if d not in part.ends[v] and not part.lost and None not in in_all.values():
+            beside[d] = {w: k for w, k in in_all.items() if k is not None}
+    lying = {w: without(layout.between(w), part.over) for w in part.ends}
+
+    def fits(places: Mapping[Value, int]) -> bool:
+        return all(shapes[w][k] % layout.count((*lying[w][k], *part.over)) == 0 for w, k in places.items())
+
+    room = [d for d, places in beside.items() if fits(places)]
+    if room:
+        best = beside[max(room, key=lambda d: shapes[v][d])]
+        for w, k in best.items():
+            lying[w][k] = (*lying[w][k], *part.over)
+    yield from lying.items()
+
+
+def _faces(e: Equation, d: int, end: Value, first: Value) -> int | None:
+    """The dimension of an operand or a result that is dimension `d` of the first operand."""
+    if end == first or e.primitive.cuts:
+        return d
+    return None if e.factors is None else e.factors.whole(d)
 
 
 def _entrances(layout: Layout) -> dict[Value, tuple[Equation, Value]]:
@@ -90,27 +157,17 @@ def _entrances(layout: Layout) -> dict[Value, tuple[Equation, Value]]:
     return found
 
 
-def _examples(layout: Layout, value: Value) -> int:
-    """The dimension of a value that counts examples."""
-    return next(d for d, c in enumerate(layout.dims.of(value)) if c in layout.batch.classes)
-
-
-def _rows(layout: Layout, e: Equation) -> int:
-    """How many examples an equation gives at a time, all results together."""
-    shapes, v = layout.program.shapes, e.ins[0]
+def _computed_by_all(layout: Layout, part: _Apart) -> Finding:
+    """The warning of examples in pieces that are not divided."""
+    shapes, over, n = layout.program.shapes, "+".join(part.over), layout.count(part.over)
+    v, out = part.equation.ins[0], part.equation.outs[0]
     assert v is not None
-    d = _examples(layout, v)
-    return shapes[v][d] if e.primitive.factors else sum(shapes[out][d] for out in e.outs)
-
-
-def _computed_by_all(layout: Layout, e: Equation, lost: Axes) -> Finding:
-    """The warning of pieces that are not divided."""
-    shapes, over, n = layout.program.shapes, "+".join(lost), layout.count(lost)
-    v, out = e.ins[0], e.outs[0]
-    assert v is not None
-    whole, size = shapes[v][_examples(layout, v)], shapes[out][_examples(layout, out)]
+    (d,) = part.ends[v]
+    into = part.ends[out]
+    size = next(shapes[out][k] for k in sorted(into) if layout.dims.of(out)[k] in layout.batch.classes)
     message = (
-        f"{whole} examples are taken in pieces of {size} ({told(layout.program, e.index)}), which {over}={n} does not "
-        f"divide: every device computes all of each piece. Pieces of {-(-size // n) * n} would be divided."
+        f"{shapes[v][d]} examples are taken in pieces of {size} ({told(layout.program, part.equation.index)}), which "
+        f"{over}={n} does not divide: every device computes all of each piece. Pieces of {-(-size // n) * n} would be "
+        "divided."
     )
     return Finding("pieces-not-divided", "warning", message)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors import ShardError
 from ..program.batching.batch import find_batch
+from ..program.copies import gradients_of
 from ..program.dimensions import Dimensions
 from ..program.facts import Facts
 from ..program.flow import Flow
@@ -46,6 +47,8 @@ def understand(
     flow = Flow(program)
     roles = find_roles(traced, flow)
     copies = {program.inputs[i]: program.inputs[p] for i, p in roles.copies.items()}
+    params = {i for i, role in enumerate(roles.of) if role == PARAMS}
+    copies |= {gradient: program.inputs[i] for gradient, i in gradients_of(flow, params).items()}
     dims = Dimensions(program, sizes, copies)
     _state_fits(traced, roles)
     named = dims_over(request.batch_axes, placed, roles.data)

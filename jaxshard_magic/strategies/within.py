@@ -12,7 +12,7 @@ from ..program.ir import Program
 from ..program.roles import BATCH, OTHER, PARAMS, Roles
 from .heads import Attentions
 from .layout import Axes, Layout, Spec
-from .pieces import take_pieces_whole
+from .pieces import take_apart
 from .positions import find_positions, keys_of
 from .undivided import keep_whole
 
@@ -63,7 +63,7 @@ def layout_within(
         layout.sequence, layout.sequence_axes = find_positions(layout), over
         layout.keys = keys_of(layout, layout.sequence)
     keep_whole(layout)
-    take_pieces_whole(layout)
+    take_apart(layout)
     if layout.sequence and attention == "heads":  # of all attentions, which are in some of the parts
         layout.exchanges = Attentions(layout).by_heads()
     return layout
