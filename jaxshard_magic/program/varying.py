@@ -1,11 +1,12 @@
 """Which values of a program that every device runs on its own part differ between the devices, and along which axes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .ir import Equation, Program, Scope, Value
+from .ir import Equation, Program, Value
 from .primitives import axis_names
 from .primitives.primitive import Across
+from .solver import solve
 
 Axes = frozenset[Any]  # the names of mapped axes; empty: the same on all devices
 SAME: Axes = frozenset()
@@ -25,66 +26,37 @@ def varying(program: Program, start: Mapping[Value, Axes], *, own_parts: bool = 
     >>> [set(found[v]) for v in program.outputs]
     [{'i'}, set()]
     """
-    found = [SAME] * len(program.avals)
-    for value, axes in start.items():
-        found[value] = axes
-    _Walk(found, own_parts).scope(program.top)
-    return found
+    return solve(program, _Varying(own_parts), [start.get(value, SAME) for value in program.inputs])
 
 
-class _Walk:
-    def __init__(self, found: list[Axes], own_parts: bool):
-        self._found, self._own_parts = found, own_parts
+class _Varying:
+    """The axes along which devices have other numbers, as facts for `solver.solve`: sets, the larger for less alike."""
 
-    def of(self, value: Value | None) -> Axes:
-        return SAME if value is None else self._found[value]
+    bottom = SAME
 
-    def scope(self, scope: Scope) -> None:
-        for e in scope.equations:
-            if e.doors:
-                self._through_doors(e)
-            else:
-                self._plain(e)
+    def __init__(self, own_parts: bool):
+        self._own_parts = own_parts
 
-    def _pass(self, pairs: Iterable[tuple[Value | None, Value | None]]) -> bool:
-        """Whether any of the values that are passed on brings something new."""
-        news = False
-        for a, b in pairs:
-            if b is not None and not self.of(a) <= self._found[b]:
-                self._found[b] |= self.of(a)
-                news = True
-        return news
+    def join(self, first: Axes, second: Axes) -> Axes:
+        """Return the axes of either."""
+        return first | second
 
-    def _through_doors(self, e: Equation) -> None:
-        for door in e.doors:
-            self._pass((a, b) for a, b, _ in door.into)
-        again = True
-        while again:
-            for door in e.doors:
-                self.scope(door.scope)
-            again = self._pass(pair for door in e.doors for pair in door.loop)
-        for door in e.doors:
-            self._pass([*((a, b) for a, b, _ in door.out), *door.skip])
-        decided = self._decided_by(e)
-        for out in e.outs:
-            self._found[out] |= decided
+    def constant(self, number: Any) -> Axes:
+        """Return none: a constant is the same on all devices."""
+        return SAME
 
-    def _decided_by(self, e: Equation) -> Axes:
-        """Devices that take other branches, or make more trips, end with other values."""
-        if e.name == "cond":
-            return self.of(e.ins[0])
-        return self.of(e.doors[1].scope.outs[0]) if e.name == "while" else SAME
+    def control(self, eqn: Equation, result: Axes, decider: Axes) -> Axes:
+        """Return the axes of a result, and of the decision: devices that take other branches end with other values."""
+        return result | decider
 
-    def _plain(self, e: Equation) -> None:
-        axes, every = frozenset(axis_names(e.eqn)), SAME.union(*map(self.of, e.ins))
-        whole = e.params.get("axis_index_groups") is None  # a sum within groups differs from group to group
-        if e.primitive.across is Across.ALIKE and len(e.outs) == len(e.ins):
-            for a, out in zip(e.ins, e.outs, strict=True):
-                self._found[out] |= self.of(a) - axes if whole else self.of(a)
-            return
-        if e.primitive.across is Across.PARTS and self._own_parts:
+    def transfer(self, eqn: Equation, operands: Sequence[Axes]) -> list[Axes]:
+        """Return the axes of the results, less those that a reduction or a gather over all devices takes away."""
+        axes, every = frozenset(axis_names(eqn.eqn)), SAME.union(*operands)
+        whole = eqn.params.get("axis_index_groups") is None  # a sum within groups differs from group to group
+        if eqn.primitive.across is Across.ALIKE and len(eqn.outs) == len(eqn.ins):
+            return [each - axes if whole else each for each in operands]
+        if eqn.primitive.across is Across.PARTS and self._own_parts:
             every |= axes
-        elif e.primitive.across is Across.PARTS and e.primitive.adds and whole:
+        elif eqn.primitive.across is Across.PARTS and eqn.primitive.adds and whole:
             every -= axes
-        for out in e.outs:
-            self._found[out] |= every
+        return [every] * len(eqn.outs)

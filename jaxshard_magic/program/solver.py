@@ -1,0 +1,150 @@
+"""Least fixpoints over a program: one fact for each value, carried through loops, branches and calls.
+
+An analysis states its facts and what an equation without bodies does to them (`Domain`); `solve` goes through the
+bodies, the same for all analyses. Cost: one pass over the program, and one more over a loop's body for each trip that
+still brings something new.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from .flow import Flow
+from .ir import Equation, Program, Scope, Value
+from .primitives import scan_counts
+
+Fact = TypeVar("Fact")
+
+
+class Domain(Protocol[Fact]):
+    """A lattice of facts, and how they pass through equations.
+
+    The lattice has finite height and `transfer` is monotone (larger facts in, larger facts out): so loops converge.
+    `bottom` is the fact of a value that nothing has reached yet.
+    """
+
+    bottom: Fact
+
+    def join(self, first: Fact, second: Fact) -> Fact:
+        """Return the least fact that covers both: of what a branch or a trip of a loop may give."""
+        ...
+
+    def constant(self, number: Any) -> Fact:
+        """Return the fact of a literal, or of an array that a body closes over."""
+        ...
+
+    def transfer(self, eqn: Equation, operands: Sequence[Fact]) -> Sequence[Fact]:
+        """Return the facts of the results of an equation without bodies."""
+        ...
+
+    def control(self, eqn: Equation, result: Fact, decider: Fact) -> Fact:
+        """Return the fact of a result of a `cond` or a `while`, given that of what decides on branch or trips."""
+        ...
+
+
+def solve(program: Program, domain: Domain[Fact], inputs: Sequence[Fact]) -> list[Fact]:
+    """Return the least facts of all values of `program`, by the number of the value.
+
+    Args:
+        program: the program, every body of it opened.
+        domain: the lattice and its transfers.
+        inputs: the facts of the program's inputs, in their order.
+    """
+    solver = _Solver(domain, [domain.bottom] * len(program.avals))
+    for value, fact in zip(program.inputs, inputs, strict=True):
+        solver.raise_to(value, fact)
+    solver.run(program.top)
+    return solver.facts
+
+
+def origin(flow: Flow, facts: Sequence[Fact], value: Value) -> Equation | None:
+    """Return the equation at which `value` got its fact, where none of the operands had it; None for an input.
+
+    For messages: it stands in the way of what the fact denies.
+    """
+    seen = {value}
+    while True:
+        same = [(source, eqn) for source, eqn in flow.before[value] if facts[source] == facts[value]]
+        fresh = next((source for source, _ in same if source not in seen), None)
+        if fresh is None:
+            return flow.program.maker.get(value)
+        seen.add(fresh)
+        value = fresh
+
+
+class _Solver(Generic[Fact]):
+    """The facts so far, and passes over bodies that raise them."""
+
+    def __init__(self, domain: Domain[Fact], facts: list[Fact]):
+        self._domain, self.facts = domain, facts
+
+    def raise_to(self, value: Value, fact: Fact) -> bool:
+        """Join a fact to that of a value; return whether this brings something new."""
+        joined = self._domain.join(self.facts[value], fact)
+        news = joined != self.facts[value]
+        self.facts[value] = joined
+        return news
+
+    def run(self, scope: Scope) -> None:
+        """Pass over a body once; over loops inside of it until they bring nothing new."""
+        for value, constant in zip(scope.const_values, scope.consts, strict=True):
+            self.raise_to(value, self._domain.constant(constant))
+        for eqn in scope.equations:
+            operands = self._of(eqn.ins, eqn.eqn.invars)
+            if eqn.doors:
+                self._run_bodies(eqn, operands)
+            else:
+                for value, fact in zip(eqn.outs, self._domain.transfer(eqn, operands), strict=True):
+                    self.raise_to(value, fact)
+
+    def _of(self, values: Sequence[Value | None], variables: Sequence[Any]) -> list[Fact]:
+        """Return the facts of operands or results, of which literals are no values."""
+        pairs = zip(values, variables, strict=True)
+        return [self._domain.constant(x.val) if value is None else self.facts[value] for value, x in pairs]
+
+    def _results(self, scope: Scope) -> list[Fact]:
+        return self._of(scope.outs, scope.jaxpr.outvars)
+
+    def _run_bodies(self, eqn: Equation, operands: Sequence[Fact]) -> None:
+        """Pass facts into the bodies of an equation, around its loops, and out of them."""
+        for body, positions in zip(eqn.doors, _operands_of_bodies(eqn), strict=True):
+            for (_, inside, _), position in zip(body.into, positions, strict=True):
+                self.raise_to(inside, operands[position])
+        news = True
+        while news:
+            for body in eqn.doors:
+                self.run(body.scope)
+            results = self._results(eqn.doors[0].scope)
+            carries = [
+                (first, fact)
+                for body in eqn.doors
+                for (_, first), fact in zip(body.loop, results, strict=False)
+            ]
+            raised = [self.raise_to(first, fact) for first, fact in carries]
+            news = any(raised)
+        for body in eqn.doors:
+            for (_, outside, _), fact in zip(body.out, self._results(body.scope), strict=False):
+                self.raise_to(outside, fact)
+            for (_, result), fact in zip(body.skip, operands[_first_carry(eqn) :], strict=False):
+                self.raise_to(result, fact)
+        if eqn.name in ("cond", "while"):
+            decider = operands[0] if eqn.name == "cond" else self._results(eqn.doors[1].scope)[0]
+            for value in eqn.outs:
+                self.facts[value] = self._domain.control(eqn, self.facts[value], decider)
+
+
+def _operands_of_bodies(eqn: Equation) -> list[Sequence[int]]:
+    """Return which operands of `eqn` the inputs of each of its bodies are, by position."""
+    every = range(len(eqn.ins))
+    if eqn.name == "cond":
+        return [every[1:]] * len(eqn.doors)
+    if eqn.name == "while":
+        tested = eqn.params["cond_nconsts"]
+        return [every[tested:], [*every[:tested], *every[_first_carry(eqn) :]]]
+    return [every]
+
+
+def _first_carry(eqn: Equation) -> int:
+    """Return the position of a loop's first carried operand."""
+    if eqn.name == "while":
+        return eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+    return scan_counts(eqn.params)[0] if eqn.name == "scan" else len(eqn.ins)
