@@ -64,7 +64,7 @@ class Sent:
     """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
     are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
     in. The devices of a part of an axis are `apart` places along it from each to the next. `equation`: the index of the
-    equation that needs it, and `weight`: the value that is gathered, where it is a weight; each None where it is
+    equation that needs it, and `value`: what moves, where that is an array or a part of one; each None where it is
     not known."""
 
     kind: str
@@ -74,7 +74,7 @@ class Sent:
     count: int
     apart: int = 1
     equation: int | None = field(default=None, compare=False)
-    weight: int | None = field(default=None, compare=False)
+    value: int | None = field(default=None, compare=False)
 
     @property
     def exact(self) -> bool:

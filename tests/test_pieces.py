@@ -113,6 +113,21 @@ def test_rows_without_another_dimension_that_divides_are_gathered_once():
     assert sent(planned) == sent(sharded.report())
 
 
+def test_a_batch_that_is_cut_out_of_a_data_set_leaves_the_data_set_divided():
+    def step(weights, data, i):
+        rows = jax.lax.dynamic_slice_in_dim(data, i * 16, 16)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, rows))
+
+    weights, data = arguments(256)
+    sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8", specs={"data": ("data", None)})
+    planned, made = sharded.plan(weights, data, 3), sharded(weights, data, 3)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, step(weights, data, 3))
+    report = sharded.report()
+    assert sent(planned) == sent(report)
+    moved = sum(n for kind, _, n in sent(report) if kind != "all-reduce")
+    assert moved == (data.nbytes + data[:16].nbytes) / 8, "an eighth of what a gather of the data set sends"
+
+
 def fused(weights, rows):
     """Two layers whose weights make q, k and v at once."""
 

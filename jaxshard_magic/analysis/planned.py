@@ -112,8 +112,8 @@ def _caused(
             continue
         origin = place_of(called(hold.traceback(program.equations[sent.equation])), home)
         name = hold.labels.get(sent.equation)
-        if sent.weight is not None:
-            name = weight_label(program, flow, sent.weight)
+        if sent.value is not None:
+            name = weight_label(program, flow, sent.value)
         label, what = label_of(name or ""), None
         if label is not None:
             path = leaves[label[1]].path

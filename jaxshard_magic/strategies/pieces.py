@@ -31,6 +31,11 @@ class _Apart:
     lost: bool
     rows: float
 
+    @property
+    def somewhere(self) -> bool:
+        """Return whether the place of what it takes is known only while the step runs: compilers gather all for it."""
+        return self.equation.primitive.part and len(self.equation.ins) > 1
+
 
 def take_apart(layout: Layout) -> None:
     """Have values whole along the dimensions that they are taken apart along, or put together, where that is done.
@@ -51,7 +56,8 @@ def take_apart(layout: Layout) -> None:
     undivided: list[_Apart] = []
     for value, parts in found.items():
         (d,) = parts[0].ends[value]
-        if sum(part.rows * part.equation.trips for part in parts) < layout.program.shapes[value][d]:
+        few = sum(part.rows * part.equation.trips for part in parts) < layout.program.shapes[value][d]
+        if few and not all(part.somewhere and not part.lost for part in parts):
             continue  # a part of it is looked at, or cut off
         undivided += [part for part in parts if part.lost]
         for part in parts:

@@ -105,7 +105,7 @@ class _Traffic:
             if not over or source in body.kept or (laid is not None and same.get(laid, laid) in body.kept):
                 continue
             for sent in gathers_sent(layout, v, e.trips, narrowed=multiplied_narrow(layout, e, v)):
-                yield replace(sent, weight=v)
+                yield replace(sent, value=v)
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
                 body.kept.pop(next(iter(body.kept)))
@@ -141,7 +141,8 @@ class _Traffic:
             lies, wanted = layout.between(v), layout.at(e, v)
             if lies != wanted and (at := (same.get(v, v), tuple(wanted))) not in body.brought:
                 body.brought.add(at)
-                yield from changes_sent(layout, v, lies, wanted, e.trips)
+                for sent in changes_sent(layout, v, lies, wanted, e.trips):
+                    yield replace(sent, value=v)
         for v in e.outs:
             if v in layout.exchanges.makes:
                 made = [*layout.exchanges.makes[v]]
