@@ -62,6 +62,9 @@ def arguments(rows):
     return jax.tree.map(partial(np.asarray, dtype=np.float32), (weights, draw.normal(size=(rows, WIDTH))))
 
 
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+
+
 def sent(report):
     """The collectives of a report that are not of single numbers, each with the bytes of all of them."""
     return sorted((c.kind, c.axes, c.count * c.bytes) for c in report.collectives if c.bytes > 4)
@@ -73,7 +76,7 @@ def test_pieces_that_do_not_divide_are_computed_by_every_device_and_that_is_told
     weights, rows = arguments(16)
     sharded = jaxshard_magic.shard(step, strategy, mesh="cpu:8 data=8")
     planned, made = sharded.plan(weights, rows), sharded(weights, rows)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, step(weights, rows))
+    jax.tree.map(close, made, step(weights, rows))
     report = sharded.report()
     assert sent(planned) == sent(report) == [("all-gather", ("data",), rows.nbytes)], "the rows, once"
     (told,) = [a for a in report.advice if a.code == "pieces-not-divided"]
@@ -87,7 +90,7 @@ def test_pieces_that_divide_move_each_row_twice_and_no_more(step, shape):
     weights, rows = arguments(shape[0])
     sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8")
     planned, made = sharded.plan(weights, rows), sharded(weights, rows)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, step(weights, rows))
+    jax.tree.map(close, made, step(weights, rows))
     report, rounds = sharded.report(), 2 if step is in_two_loops else 1
     assert sent(planned) == sent(report)
     gradients = rounds * PIECES * (weights["up"].nbytes + weights["down"].nbytes)
@@ -121,7 +124,7 @@ def test_a_batch_that_is_cut_out_of_a_data_set_leaves_the_data_set_divided():
     weights, data = arguments(256)
     sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8", specs={"data": ("data", None)})
     planned, made = sharded.plan(weights, data, 3), sharded(weights, data, 3)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), made, step(weights, data, 3))
+    jax.tree.map(close, made, step(weights, data, 3))
     report = sharded.report()
     assert sent(planned) == sent(report)
     moved = sum(n for kind, _, n in sent(report) if kind != "all-reduce")
@@ -154,7 +157,7 @@ def test_parts_of_a_fused_weights_result_are_dealt_out_and_back():
     )
     sharded = jaxshard_magic.shard(fused, "tp", mesh="cpu:8 model=8")
     planned, made = sharded.plan(weights, rows), sharded(weights, rows)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), made, fused(weights, rows))
+    jax.tree.map(close, made, fused(weights, rows))
     assert sent(planned) == sent(sharded.report())
     found = {kind for kind, _, _ in sent(planned)}
     assert "collective-permute" not in found and "all-to-all" in found
