@@ -68,8 +68,8 @@ def multiplied_narrow(layout: Layout, e: Equation, v: Value) -> bool:
 
 
 def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
-    """Whether nothing but products that take it in bfloat16 reads an activation, or the same in another form, where it
-    lies as `spec`. What a body gives, or hands to another, is kept as it is."""
+    """Whether nothing but products that take it in bfloat16 reads an activation, or its numbers in another form or in
+    parts, where it lies as `spec`. What a body gives, or hands to another, is kept as it is."""
     if layout.platform != "tpu" or layout.program.avals[v].dtype != jnp.float32:
         return False
     readers = [
@@ -80,7 +80,9 @@ def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
     return bool(readers) and all(
         e is not None
         and (
-            read_narrow(layout, w, layout.active(w)) if e.primitive.alias else multiplied_narrow(layout, e, v)
+            read_narrow(layout, w, layout.active(w))
+            if e.primitive.alias or e.primitive.moves
+            else multiplied_narrow(layout, e, v)
         )
         for w, e in readers
     )
