@@ -163,6 +163,24 @@ def test_parts_of_a_fused_weights_result_are_dealt_out_and_back():
     assert "collective-permute" not in found and "all-to-all" in found
 
 
+@pytest.mark.parametrize("over", ["rows", "features"])
+def test_a_roll_by_one_stays_the_compilers_which_sends_that_one_alone(over):
+    axis, strategy, mesh = (0, "dp", "data=8") if over == "rows" else (1, "tp", "model=8")
+
+    def step(weights, rows):
+        def loss(weights):
+            hidden = jnp.tanh(rows @ weights["up"])
+            return jnp.mean((jnp.roll(hidden, 1, axis) @ weights["down"]) ** 2)
+
+        return updated(weights, jax.grad(loss)(weights))
+
+    weights, rows = arguments(256)
+    sharded = jaxshard_magic.shard(step, strategy, mesh=f"cpu:8 {mesh}")
+    jax.tree.map(close, sharded(weights, rows), step(weights, rows))
+    kinds = {c.kind for c in sharded.report().collectives if c.bytes > 4}
+    assert "all-to-all" not in kinds and "all-gather" not in kinds
+
+
 def test_a_few_rows_that_are_looked_at_are_no_pieces():
     def step(weights, rows):
         grads = jax.grad(loss)(weights, rows)

@@ -1,12 +1,11 @@
 """On a host: hosts end a cell together, after the same step.
 
 Before each step of a cell stand one barrier and one look at a key, of jax's coordination service: a meeting. A host
-that raises, ends early or is interrupted sets the key to the number of the meeting that it would come to next, and
-comes to that, so that the others leave there as well: nobody waits in a collective, and all hold the state of the same
-step. The number matters: a message that is read one meeting early would tear them apart. Nobody sets the key to a later
-number before all have read the one before it: whoever read it has left, or waits for what the others call.
+that raises, ends early or is interrupted sets the key of the meeting that it would come to next, and comes to that, so
+that the others leave there as well: nobody waits in a collective, and all hold the state of the same step. Each meeting
+has a key of its own: a message that is read one meeting early, or not at all, would tear them apart.
 
-A host whose call is of another kind than its last one, other shapes for example, sets the key as well: then all say
+A host whose call is of another kind than its last one, other shapes for example, sets that key as well: then all say
 what they call, and none of them begins a program that another one does not run.
 
 Above `pace.FEW` hosts, or where it is asked for, they meet before every so many steps. Host 0 measures how many, and
@@ -90,12 +89,12 @@ class Guard:
             self._meet(HOUR_S)
         except Late as error:
             raise HostFailed(str(error)) from None
-        look = int(told(f"{self._key}/look") or 0)
+        look = told(f"{self._key}/look/{self._meetings}")
         self._clock.met(time.monotonic() - start)
-        if 0 < look <= self._meetings:
+        if look:
             self._heed()
-        if look == self._meetings and call is not None:
-            call.compare()
+            if call is not None:
+                call.compare()
         if measured:
             self.every = int(told(f"{self._key}/every/{self._meetings}") or self.every)
 
@@ -146,7 +145,7 @@ class Guard:
 
     def _look(self) -> None:
         """Have all hosts look around at the next meeting: at what failed, and what is called."""
-        tell(f"{self._key}/look", str(self._meetings + 1), over=True)
+        tell(f"{self._key}/look/{self._meetings + 1}", "1", over=True)
 
     def interrupt(self, *_: Any) -> None:
         """Ask for an end at the next meeting; it is `signal`'s handler. Raises KeyboardInterrupt the second time, and

@@ -1,14 +1,16 @@
-"""Values that a step takes apart, or puts together, along a dimension that devices divide.
+"""Exchanges around equations that take a value apart, or put it together, along a divided dimension.
 
-A batch in pieces, to add up gradients; a fused weight's result, split into q, k and v; two views, one after the other.
-The parts do not lie where the plan has them. Left alone, the compiler shifts what overlaps, a collective for each part
+A batch in pieces, to add up gradients; a fused weight's result, split into q, k and v; skip connections, concatenated.
+The parts do not lie where the plan has them. Left alone, the compiler shifts what overlaps, by a permute for each part
 and each distance, or gathers everything. Here the value is dealt out over another of its dimensions (one all-to-all),
 taken apart on each device, and the parts are dealt out again.
+
+Footgun: a small part (a roll by one row, a padded row) is cheaper as the compiler has it, which sends that part alone.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..plan import Finding
@@ -16,24 +18,30 @@ from ..program.batching.follow import told
 from ..program.ir import Equation, Value
 from .layout import Axes, Layout, Spec, without
 
+UNEVEN = 16  # the largest part over the smallest: beyond that the compiler's shifts are cheaper
+
 
 @dataclass(frozen=True)
-class _Apart:
-    """An equation that takes values apart along dimensions that the mesh axes `over` divide, or puts them together.
+class _Cut:
+    """An equation that takes values apart, or puts them together, along dimensions that mesh axes divide.
 
-    `ends`: its operands and results that have such a dimension, each with those. `lost`: whether a result is not
-    divided by the axes at all. `rows`: how much of the dimension its results have, all together.
+    Args:
+        equation: the equation.
+        over: the mesh axes that divide its first operand there.
+        ends: its operands and results that have such a dimension, the first operand first, each with those dimensions.
+        sizes: how long the parts are; empty where a reshape makes them.
+        undivided: whether the axes divide none of its results.
     """
 
     equation: Equation
     over: Axes
     ends: Mapping[Value, frozenset[int]]
-    lost: bool
-    rows: float
+    sizes: Sequence[int]
+    undivided: bool
 
     @property
-    def somewhere(self) -> bool:
-        """Return whether the place of what it takes is known only while the step runs: compilers gather all for it."""
+    def at_run_time(self) -> bool:
+        """Return whether the place of the part is known only while the step runs: compilers gather all for it."""
         return self.equation.primitive.part and len(self.equation.ins) > 1
 
 
@@ -43,117 +51,128 @@ def take_apart(layout: Layout) -> None:
     Where the axes divide no part, every device makes all of each part, and that is told. Adds to `layout.exchanges` and
     `layout.findings`; all strategies have filled in the layout before.
     """
-    found: dict[Value, list[_Apart]] = defaultdict(list)
+    cuts: dict[Value, list[_Cut]] = defaultdict(list)
     for e in layout.program.equations:
-        if (apart := _apart(layout, e)) is not None:
-            found[next(iter(apart.ends))].append(apart)
-    if not found:
+        if (cut := _cut(layout, e)) is not None:
+            cuts[next(iter(cut.ends))].append(cut)
+    exchanged = [cut for value, of_one in cuts.items() if _worth_it(layout, value, of_one) for cut in of_one]
+    if not exchanged:
         return
     lies: dict[Value, Spec] = {}
     reads: dict[tuple[int, Value], Spec] = {}
     makes: dict[Value, Spec] = {}
     enters = _entrances(layout)
-    undivided: list[_Apart] = []
-    for value, parts in found.items():
-        (d,) = parts[0].ends[value]
-        few = sum(part.rows * part.equation.trips for part in parts) < layout.program.shapes[value][d]
-        if few and not all(part.somewhere and not part.lost for part in parts):
-            continue  # a part of it is looked at, or cut off
-        undivided += [part for part in parts if part.lost]
-        for part in parts:
-            for v, there in _while_apart(layout, part):
-                if v in part.equation.outs:
-                    makes[v] = there
-                    continue
-                reader = part.equation
-                while v in enters:  # dealt out before a loop, not in each of its trips
-                    lies[v] = there
-                    reader, v = enters[v]
-                reads[reader.index, v] = there
+    for cut in exchanged:
+        for value, spec in _meanwhile(layout, cut):
+            reader = cut.equation
+            if value in reader.outs:
+                makes[value] = spec
+                continue
+            while value in enters:  # dealt out before a loop, not in each of its trips
+                lies[value] = spec
+                reader, value = enters[value]
+            reads[reader.index, value] = spec
     before = layout.exchanges
     layout.exchanges = replace(
         before, lies={**before.lies, **lies}, reads={**before.reads, **reads}, makes={**before.makes, **makes}
     )
-    if undivided:
+    if undivided := [cut for cut in exchanged if cut.undivided]:
         layout.findings.append(_computed_by_all(layout, undivided[0]))
 
 
-def _apart(layout: Layout, e: Equation) -> _Apart | None:
-    """What `e` takes apart, or puts together, along a divided dimension; None where it does neither."""
+def _cut(layout: Layout, e: Equation) -> _Cut | None:
+    """Return what `e` takes apart, or puts together, along a divided dimension, or None."""
     v = e.ins[0] if e.primitive.cuts or e.primitive.factors else None
     if v is None or not all(map(layout.batchy, (v, *e.outs))):
         return None
+    classes = layout.dims.of(v)
     for d, axes in enumerate(layout.between(v)):
-        over = tuple(a for a in axes if layout.dims.of(v)[d] not in layout.sequence)
-        if over and (ends := _ends(layout, e, d)):
-            kept = {a for out in e.outs for axes in layout.between(out) for a in axes}
-            lost = not kept.issuperset(over)
-            if lost and not (layout.dims.of(v)[d] in layout.batch.classes and _gives_parts(layout, e, v)):
-                continue  # features that are cut off, and rows that are added, stay where they are
-            rows = sum(layout.program.shapes[out][d] for out in e.outs) if e.primitive.cuts else math.inf
-            return _Apart(e, over, ends, lost, rows)
+        if not axes or classes[d] in layout.sequence or not (ends := _ends(layout, e, d)):
+            continue
+        kept = {a for out in e.outs for spec in layout.between(out) for a in spec}
+        sizes, together = _parts(layout, e, d)
+        undivided = not kept.issuperset(axes)
+        if undivided and (classes[d] not in layout.batch.classes or together):
+            continue  # features that are cut off, and rows that are added, stay where they are
+        return _Cut(e, axes, ends, sizes, undivided)
     return None
 
 
 def _ends(layout: Layout, e: Equation, d: int) -> dict[Value, frozenset[int]]:
-    """The operands and results of `e` with the dimensions along which it changes dimension `d` of the first operand,
-    divided otherwise before and after; empty where it does not."""
+    """Return the operands and results of which `e` changes dimension `d` of its first operand, with their dimensions.
+
+    Empty where it changes another one, or where each device has what it makes.
+    """
     shapes, v, out = layout.program.shapes, e.ins[0], e.outs[0]
     assert v is not None
-    if e.primitive.factors:
-        factors = e.factors
-        leading = None if factors is None else factors.leading(d)
-        if factors is None or factors.whole(d) is not None:
+    if (factors := e.factors) is not None:
+        leading = factors.leading(d)
+        stays = leading is not None and layout.between(out)[leading] == layout.between(v)[d]
+        if stays or factors.whole(d) is not None:
             return {}
-        into = frozenset(next((new for old, new in factors.groups if d in old), ()))
-        if leading is not None and layout.between(out)[leading] == layout.between(v)[d]:
-            return {}
-        return {v: frozenset({d}), out: into}
+        return {v: frozenset({d}), out: frozenset(next((new for old, new in factors.groups if d in old), ()))}
     if shapes[v][d] == shapes[out][d]:
         return {}
-    same_rank = [w for w in (*e.ins, *e.outs) if w is not None and len(shapes[w]) == len(shapes[v])]
-    usual = all(layout.batchy(w) and layout.at(e, w) == layout.between(w) for w in same_rank)
-    return {w: frozenset({d}) for w in same_rank} if usual else {}
+    arrays = [w for w in (*e.ins, *e.outs) if w is not None and len(shapes[w]) == len(shapes[v])]
+    usual = all(layout.batchy(w) and layout.at(e, w) == layout.between(w) for w in arrays)
+    return {w: frozenset({d}) for w in arrays} if usual else {}
 
 
-def _gives_parts(layout: Layout, e: Equation, v: Value) -> bool:
-    """Whether `e` takes its operand `v` apart, and puts nothing together."""
-    shapes = layout.program.shapes
-    return bool(e.primitive.factors) or math.prod(shapes[e.outs[0]]) < math.prod(shapes[v])
+def _parts(layout: Layout, e: Equation, d: int) -> tuple[list[int], bool]:
+    """Return the sizes of the parts along dimension `d`, and whether `e` puts them together."""
+    shapes, v = layout.program.shapes, e.ins[0]
+    assert v is not None
+    if e.factors is not None:
+        return [], False
+    if math.prod(shapes[e.outs[0]]) < math.prod(shapes[v]):
+        return [shapes[out][d] for out in e.outs], False
+    parts = [shapes[w][d] for w in e.ins if w is not None and len(shapes[w]) == len(shapes[v])]
+    return [*parts, shapes[e.outs[0]][d] - sum(parts)] if len(parts) == 1 else parts, True
 
 
-def _while_apart(layout: Layout, part: _Apart) -> Iterator[tuple[Value, Spec]]:
-    """How the operands and results lie meanwhile: whole along the dimension, another one divided in its place where one
-    has room in all of them."""
-    e, shapes = part.equation, layout.program.shapes
-    v = next(iter(part.ends))
-    beside: dict[int, dict[Value, int]] = {}
-    for d in range(len(shapes[v])):
-        in_all = {w: _faces(e, d, w, v) for w in part.ends}
-        if d not in part.ends[v] and not part.lost and None not in in_all.values():
-            beside[d] = {w: k for w, k in in_all.items() if k is not None}
-    lying = {w: without(layout.between(w), part.over) for w in part.ends}
-
-    def fits(places: Mapping[Value, int]) -> bool:
-        return all(shapes[w][k] % layout.count((*lying[w][k], *part.over)) == 0 for w, k in places.items())
-
-    room = [d for d, places in beside.items() if fits(places)]
-    if room:
-        best = beside[max(room, key=lambda d: shapes[v][d])]
-        for w, k in best.items():
-            lying[w][k] = (*lying[w][k], *part.over)
-    yield from lying.items()
+def _worth_it(layout: Layout, value: Value, cuts: Sequence[_Cut]) -> bool:
+    """Return whether all of a value is taken apart, in parts that are not too uneven, or at places known at run time."""
+    if all(cut.at_run_time and not cut.undivided for cut in cuts) or not all(cut.sizes for cut in cuts):
+        return True
+    (d,) = cuts[0].ends[value]
+    sizes = [size for cut in cuts for size in cut.sizes]
+    covered = sum(size * cut.equation.trips for cut in cuts for size in cut.sizes)
+    even = len({*sizes}) == 1 if any(cut.undivided for cut in cuts) else max(sizes) <= UNEVEN * min(sizes)
+    return even and covered >= layout.program.shapes[value][d]
 
 
-def _faces(e: Equation, d: int, end: Value, first: Value) -> int | None:
-    """The dimension of an operand or a result that is dimension `d` of the first operand."""
-    if end == first or e.primitive.cuts:
+def _meanwhile(layout: Layout, cut: _Cut) -> Iterator[tuple[Value, Spec]]:
+    """Yield how operands and results lie meanwhile: whole along the dimension.
+
+    Another dimension is divided in its place, where one has room in all of them: the largest.
+    """
+    e, shapes, first = cut.equation, layout.program.shapes, next(iter(cut.ends))
+    whole = {v: without(layout.between(v), cut.over) for v in cut.ends}
+
+    def places(d: int) -> dict[Value, int] | None:
+        """The dimensions that face dimension `d` of the first operand, where the axes divide each of them, too."""
+        found = {v: _facing(e, d, v, first) for v in cut.ends}
+        if d in cut.ends[first] or cut.undivided:
+            return None
+        if any(k is None or shapes[v][k] % layout.count((*whole[v][k], *cut.over)) for v, k in found.items()):
+            return None
+        return {v: k for v, k in found.items() if k is not None}
+
+    room = [(shapes[first][d], found) for d in range(len(shapes[first])) if (found := places(d)) is not None]
+    instead = max(room, key=lambda each: each[0])[1] if room else {}
+    for v, spec in whole.items():
+        yield v, [(*axes, *cut.over) if instead.get(v) == k else axes for k, axes in enumerate(spec)]
+
+
+def _facing(e: Equation, d: int, value: Value, first: Value) -> int | None:
+    """Return the dimension of an operand or a result that is dimension `d` of the first operand."""
+    if value == first or e.factors is None:
         return d
-    return None if e.factors is None else e.factors.whole(d)
+    return e.factors.whole(d)
 
 
 def _entrances(layout: Layout) -> dict[Value, tuple[Equation, Value]]:
-    """Where values enter a body unchanged, by what they are inside: the body's equation, and what they are outside."""
+    """Return where values enter a body unchanged, by their number inside: its equation, and the value outside."""
     counts, found = layout.flow.orders.counts, {}
     for e in layout.program.equations:
         for door in e.doors:
@@ -163,17 +182,17 @@ def _entrances(layout: Layout) -> dict[Value, tuple[Equation, Value]]:
     return found
 
 
-def _computed_by_all(layout: Layout, part: _Apart) -> Finding:
-    """The warning of examples in pieces that are not divided."""
-    shapes, over, n = layout.program.shapes, "+".join(part.over), layout.count(part.over)
-    v, out = part.equation.ins[0], part.equation.outs[0]
-    assert v is not None
-    (d,) = part.ends[v]
-    into = part.ends[out]
-    size = next(shapes[out][k] for k in sorted(into) if layout.dims.of(out)[k] in layout.batch.classes)
+def _computed_by_all(layout: Layout, cut: _Cut) -> Finding:
+    """Return the warning of examples in pieces that are not divided."""
+    shapes, over, n = layout.program.shapes, "+".join(cut.over), layout.count(cut.over)
+    (value, dims), out = next(iter(cut.ends.items())), cut.equation.outs[0]
+    (d,) = dims
+    size = next(
+        shapes[out][k] for k in sorted(cut.ends[out]) if layout.dims.of(out)[k] in layout.batch.classes
+    )
+    where = told(layout.program, cut.equation.index)
     message = (
-        f"{shapes[v][d]} examples are taken in pieces of {size} ({told(layout.program, part.equation.index)}), which "
-        f"{over}={n} does not divide: every device computes all of each piece. Pieces of {-(-size // n) * n} would be "
-        "divided."
+        f"{shapes[value][d]} examples are taken in pieces of {size} ({where}), which {over}={n} does not divide: every "
+        f"device computes all of each piece. Pieces of {-(-size // n) * n} would be divided."
     )
     return Finding("pieces-not-divided", "warning", message)
