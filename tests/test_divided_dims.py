@@ -250,3 +250,50 @@ def test_a_convolution_in_groups_of_nothing_is_zeros(strategy, mesh):
     got, want = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, x), step(params, x)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
     np.testing.assert_allclose(got[1][1], want[1][1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["tp", "fsdp+tp"])
+def test_a_product_over_dimensions_that_lie_crosswise_has_the_plain_numbers(strategy):
+    def step(weights, rows):
+        def loss(weights):
+            hidden = rows @ weights
+            return jnp.sin(jnp.einsum("abc,cba->", hidden, hidden) / 32)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return weights - 0.1 * grads, value
+
+    draw = np.random.default_rng(0)
+    weights, rows = (draw.normal(size=s).astype(np.float32) / 2 for s in ((4, 8), (8, 4, 4)))
+    sharded = jaxshard_magic.shard(step, strategy, mesh="cpu:8 data=4 model=2")
+    for mine, plain in zip(sharded(weights, rows), step(weights, rows), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["tp", "fsdp+tp"])
+def test_a_convolution_in_groups_of_what_no_example_makes_has_the_plain_numbers(strategy):
+    """XLA chose to divide its groups, and aborted."""
+
+    def step(params, x):
+        def loss(params):
+            gate, up, down, kernel = params
+            rows = jnp.ones((13, 8, 4))
+            chances = jax.nn.softmax(rows @ gate, -1)
+            hidden = jnp.tanh(jnp.einsum("...d,edf->...ef", rows, up))
+            mixed = jnp.einsum("...ef,efd,...e->...d", hidden, down, chances)
+            numbers = ("NHC", "HIO", "NHC")
+            made = lax.conv_general_dilated(
+                mixed, kernel, (2,), "VALID", feature_group_count=2, dimension_numbers=numbers
+            )
+            return jnp.mean(jnp.sin(made)) + jnp.mean(x)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    draw = np.random.default_rng(0)
+    shapes = (4, 4), (4, 4, 8), (4, 8, 4), (2, 2, 4)
+    params = [draw.normal(size=shape).astype(np.float32) / 2 for shape in shapes]
+    x = draw.normal(size=(16, 8)).astype(np.float32)
+    sharded = jaxshard_magic.shard(step, strategy, mesh="cpu:8 data=4 model=2")
+    pairs = zip(jax.tree.leaves(sharded(params, x)), jax.tree.leaves(step(params, x)), strict=True)
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

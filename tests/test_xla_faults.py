@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.program.xla_faults import FAULTS
+from jaxshard_magic.program.xla_faults import CROSSED, FAULTS
 
 TABLE = {fault.name: fault for fault in FAULTS}
 # A race: it comes once in many runs, and a test that waits for it would be as long.
@@ -120,6 +120,13 @@ def ends_well(text: str) -> bool:
     return ran(ALONE + text)[0] == 0
 
 
+def crossed_products() -> bool:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    divided = (NamedSharding(mesh, P("model", "data")), NamedSharding(mesh, P(None, "data", "model")))
+    x, y = drawn(8, 4, 8), drawn(8, 4, 8) ** 2
+    return same(lambda x, y: jnp.einsum("abc,abc->", x, y), x, y, in_shardings=divided)
+
+
 RIGHT: dict[str, Callable[[], bool]] = {
     "padding between elements": padding_between,
     "two paddings of one array": two_paddings,
@@ -133,6 +140,7 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "the layout in memory of a Fourier transform's operand and result": memory_of_transforms,
     "a product of several matrices in bfloat16 with a result in float32": narrow_products,
     "a convolution whose groups are divided": divided_groups,
+    CROSSED.name: crossed_products,
     "a convolution in groups of arrays without an element": lambda: ends_well(
         "rows = NamedSharding(mesh, P(('data', 'model')))\n"
         "jax.jit(lambda x, kernel: lax.conv_general_dilated(x, kernel, (1,), 'VALID', feature_group_count=2, "

@@ -75,10 +75,11 @@ def whole_dimensions(e: Equation, *, cpu: bool) -> tuple[Fault, Slots] | None:
 def divides_wrongly(e: Equation, *, cpu: bool) -> bool:
     """Return whether XLA must not choose by itself which dimensions of `e` are divided.
 
-    So it is for what must be whole, and for the gradient of any maximum over windows: of padded ones that lie side by
-    side XLA aborts (jaxlib 0.10, 0.12).
+    So it is for what must be whole, for convolutions in groups, and for the gradient of any maximum over windows: of
+    padded ones that lie side by side XLA aborts (jaxlib 0.10, 0.12).
     """
-    return e.name == "select_and_scatter_add" or whole_dimensions(e, cpu=cpu) is not None
+    grouped = e.contraction is not None and any(e.params.get(name, 1) > 1 for name in GROUP_COUNTS)
+    return grouped or e.name == "select_and_scatter_add" or whole_dimensions(e, cpu=cpu) is not None
 
 
 def bind_mended(e: Equation, values: list, divided: Divided, *, cpu: bool) -> list:
@@ -235,6 +236,11 @@ def _groups_of_nothing(e: Equation, values: list, _divided: Divided) -> list | N
     return [jnp.zeros(out.shape, out.dtype)] if any(not x.size for x in values) else None
 
 
+CROSSED = Fault(
+    "a product over several dimensions, one divided alike in both operands and others by one axis crosswise,",
+    "gives wrong numbers",
+    guard="strategies/undivided.py",
+)
 FAULTS = (
     Fault(
         "padding between elements",
@@ -288,6 +294,7 @@ FAULTS = (
         "gives wrong numbers",
         guard="strategies/regions/grouped.py",
     ),
+    CROSSED,
     Fault(
         "a convolution in groups of arrays without an element",
         "divides by zero, which ends the process,",

@@ -168,10 +168,15 @@ class Hold(Emitter):
         return [self._as_planned(e, v, x) for v, x in zip(e.outs, outs, strict=True)]
 
     def _as_planned(self, e: Equation, v: Value | None, x: Any) -> Any:
-        """An activation held as the plan has `e` read or make it; anything else as it is."""
-        if v is None or not self.layout.batchy(v) or not self.program.shapes[v]:
+        """An activation held as the plan has `e` read or make it, and whole what is made of no example; weights that
+        activations meet as they are."""
+        if v is None or not self.program.shapes[v]:
             return x
-        return self.layout.pin(x, self.layout.within(e, v))
+        if self.layout.batchy(v):
+            return self.layout.pin(x, self.layout.within(e, v))
+        if self.layout.storage.batchy_equation(e):
+            return x
+        return self.layout.pin(x, [()] * len(self.program.shapes[v]))
 
     def _rest(self, v: Value) -> Spec:
         """Where a weight or a gradient lies between uses."""

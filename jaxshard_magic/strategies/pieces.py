@@ -131,7 +131,7 @@ def _parts(layout: Layout, e: Equation, d: int) -> tuple[list[int], bool]:
 
 
 def _worth_it(layout: Layout, value: Value, cuts: Sequence[_Cut]) -> bool:
-    """Return whether all of a value is taken apart, in parts that are not too uneven, or at places known at run time."""
+    """Return whether all of a value is taken apart, in parts that are not too uneven, or where the step says."""
     if all(cut.at_run_time and not cut.undivided for cut in cuts) or not all(cut.sizes for cut in cuts):
         return True
     (d,) = cuts[0].ends[value]

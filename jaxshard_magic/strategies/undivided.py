@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.lines import users_line
-from ..program.xla_faults import Fault, Slots, whole_dimensions
+from ..program.xla_faults import CROSSED, Fault, Slots, whole_dimensions
 from ..units import byte_text
 from .layout import Axes, Layout, Spec
 
@@ -28,6 +28,8 @@ def keep_whole(layout: Layout) -> None:
             makes[e.outs[0]] = layout.between(e.outs[0])
         elif (found := whole_dimensions(e, cpu=layout.simulated)) is not None:
             fault, changed = found[0], _changed(layout, e, found[1], found[0].across(e))
+        elif slots := _crossed(layout, e):
+            fault, changed = CROSSED, _changed(layout, e, slots, frozenset())
         else:
             continue
         reads |= {(e.index, v): spec for k, v, spec in changed.specs if k < len(e.ins)}
@@ -44,6 +46,29 @@ def keep_whole(layout: Layout) -> None:
         )
 
 
+def _crossed(layout: Layout, e: Equation) -> Slots:
+    """Return the dimensions of the second operand that a product must have whole; see `CROSSED`.
+
+    They are summed over, and an axis that divides them divides another such dimension of the first operand, while one
+    more is divided alike in both.
+    """
+    c, (v, w) = e.contraction, (*e.ins[:2], None, None)[:2]
+    if (
+        c is None
+        or len(c.contracted) < 2
+        or v is None
+        or w is None
+        or not (layout.batchy(v) and layout.batchy(w))
+    ):
+        return {}
+    left, right = layout.between(v), layout.between(w)
+    alike = {(i, j) for i, j in c.contracted if left[i] and left[i] == right[j]}
+    apart = {*c.contracted} - alike
+    axes = {a for i, _ in apart for a in left[i]}
+    crossed = frozenset(j for i, j in apart if axes.intersection(right[j]) - {*left[i]})
+    return {1: crossed} if alike and crossed else {}
+
+
 def held_against_faults(layout: Layout) -> tuple[str, ...]:
     """The user's lines at which constraints alone would have XLA go wrong: what `keep_whole` keeps so, and padding
     between elements whose result is divided and whose operand is not."""
@@ -53,7 +78,7 @@ def held_against_faults(layout: Layout) -> tuple[str, ...]:
 
 def _kept_whole(layout: Layout, e: Equation) -> bool:
     read_otherwise = any((e.index, v) in layout.exchanges.reads for v in e.ins if v is not None)
-    return read_otherwise and whole_dimensions(e, cpu=layout.simulated) is not None
+    return read_otherwise and bool(whole_dimensions(e, cpu=layout.simulated) or _crossed(layout, e))
 
 
 def _padded_apart(layout: Layout, e: Equation) -> bool:
