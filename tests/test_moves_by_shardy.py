@@ -35,6 +35,11 @@ def planned_moves(plan: Plan) -> Moves:
                 "nnx_lora",
                 "transformer_scanned",
                 "linen_train_state",
+                "transformer_fused_tied",
+                "u_net",
+                "slice_of_a_data_set",
+                "gradients_only",
+                "accumulated_in_a_loop",
             )
         ),
         *(
