@@ -18,6 +18,7 @@ from jax._src import core as jax_core
 from jax._src.interpreters import partial_eval
 
 SETTLES_S = 5.0  # for threads that end by themselves
+OF_IPYTHON = {"exit", "quit", "get_ipython"}  # builtins that it changes around each cell
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def process_state() -> ProcessState:
         "garbage collection": gc.isenabled(),
         "warnings": [*warnings.filters],
         "environment": dict(os.environ),
-        "builtins": {*vars(builtins)},
+        "builtins": {*vars(builtins)} - OF_IPYTHON,
         "the working folder": os.getcwd(),
         "jax's trace": jax_core.trace_state_clean(),
         "jax's name stack": str(source_info_util.current_name_stack()),
