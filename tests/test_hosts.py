@@ -193,7 +193,7 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
     hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
 
 
-def test_an_interrupt_while_names_are_brought_is_not_dropped_by_a_garbage_collection(
+def test_an_interrupt_that_a_garbage_collection_drops_while_names_are_brought_stops_the_cell(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ):
     bring, came = Names.bring, list[str]()
@@ -215,7 +215,20 @@ def test_an_interrupt_while_names_are_brought_is_not_dropped_by_a_garbage_collec
     monkeypatch.setattr(Names, "bring", slow)
     hosts.cell("%%here\nn = 0")
     line, _ = hosts.fails("print(n)")
-    assert line == watch.NOT_BEGUN and came[0].startswith("none")
+    assert line == watch.NOT_BEGUN and came[0] in ("start", "stop")
+
+
+def test_an_interrupt_reaches_a_host_that_never_says_that_its_cell_has_begun(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch, "BEGUN", "another message")
+    monkeypatch.setattr(watch, "UNHEARD_S", 1.0)
+    hosts.cell("n = 0")
+    start = time.monotonic()
+    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    line, _ = hosts.fails(LOOP)
+    assert line.startswith("Stopped ") and time.monotonic() - start < 20
+    assert len(set(hosts.everywhere("n"))) == 1
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -225,7 +238,8 @@ def test_an_interrupt_that_comes_before_a_busy_host_begins_is_not_lost(hosts: Ho
     start = time.monotonic()
     later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     if asked:  # after its names were brought there
-        line = watch.run(hosts.cluster, LOOP, "late", 1, lambda *_: None).told()
+        with watch.Interrupts() as interrupts:
+            line = watch.run(hosts.cluster, LOOP, "late", 1, lambda *_: None, interrupts).told()
     else:
         line, said = hosts.fails(LOOP)
         assert "jaxshard_magic/" not in said

@@ -27,6 +27,7 @@ from jaxshard_magic.checkpoints import Store
 from jaxshard_magic.codegen.swap import swapped
 from jaxshard_magic.compiler_log import captured
 from jaxshard_magic.files import NewFile
+from jaxshard_magic.hosts.watch import Interrupts
 from jaxshard_magic.notebook.cells import Binding, Lengths, Room, Step
 from jaxshard_magic.notebook.cells.room import Memory
 from jaxshard_magic.notebook.checkpointing import Checkpointing
@@ -147,6 +148,7 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
         "store": lambda: Store(folder / "one"),
         "recorder": lambda: recorded._Recorder(keeps=False),
         "rejits": Rejits,
+        "interrupts of hosts": Interrupts,
     }
 
 

@@ -103,7 +103,8 @@ class Cluster:
         if self.died is not None:
             raise ShardError(f"the hosts are gone: {self.died}")
         try:
-            outcome = watch.run(self, text, f"run {self._runs}", self._runs, _printed)
+            with watch.Interrupts() as interrupts:
+                outcome = watch.run(self, text, f"run {self._runs}", self._runs, _printed, interrupts)
         except watch.HostsLost as lost:
             raise ShardError(str(lost)) from None
         if any(each.error is not None for each in outcome.hosts):

@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psutil
 
-from ..temporary import Replaced, handler
+from ..temporary import Replaced, attribute, handler
 from . import engine
 from .cluster import ANSWER_S, Cluster
 
@@ -35,6 +35,9 @@ OURS = ("ShardError", "UsageError")  # whose message is the whole line
 OWN = ("Interrupted",)  # of a cell that says itself how far its step has come
 STOPPED = ("KeyboardInterrupt", *OWN)
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
+UNHEARD_S = (
+    10.0  # after which an interrupt goes to a host all the same that has not said that its cell has begun
+)
 NOT_BEGUN = "Stopped before a step"
 BEGUN = "data_message"  # of a host whose cell hears interrupts from there on; one that comes earlier is lost
 Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
@@ -96,10 +99,43 @@ class Outcome:
         return next(own, None)
 
 
+class Interrupts(Replaced):
+    """Ctrl-C in this process while a cell goes to hosts: the `times` at which it came are noted, and each raises
+    KeyboardInterrupt while `raises`. Noted because Python drops what is raised in a callback, as JAX has one at each
+    garbage collection. Nothing comes where this is no main thread."""
+
+    def __init__(self) -> None:
+        super().__init__(handler(signal.SIGINT), self._came)
+        self.times: list[float] = []
+        self.raises = True
+
+    def begin(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            super().begin()
+
+    def _came(self, *_: Any) -> None:
+        self.times.append(time.monotonic())
+        if self.raises:
+            raise KeyboardInterrupt
+
+    def due(self, sent: int, begun: bool) -> bool:
+        """Whether another one is to be sent to a host, of which `sent` were: the first once its cell has begun there,
+        as what comes earlier is lost."""
+        if len(self.times) <= sent:
+            return False
+        return begun or len(self.times) > 1 or time.monotonic() - self.times[0] > UNHEARD_S
+
+
 def run(
-    cluster: Cluster, text: str, name: str, number: int, publish: Callable[[int, dict[str, Any]], None]
+    cluster: Cluster,
+    text: str,
+    name: str,
+    number: int,
+    publish: Callable[[int, dict[str, Any]], None],
+    interrupts: Interrupts,
 ) -> Outcome:
-    """Run a cell on all hosts and wait until it has ended on each. `publish` is given what hosts publish, as it comes.
+    """Run a cell on all hosts and wait until it has ended on each. `publish` is given what hosts publish, as it comes;
+    `interrupts` go to the hosts, and raise nothing meanwhile.
 
     Raises HostsLost where a host dies, does not end, or can't be reached any more.
     """
@@ -120,7 +156,7 @@ def run(
         return not before
 
     look(cluster)
-    with _interrupts() as asked_to_stop:
+    with Replaced(attribute(interrupts, "raises"), False):
         try:
             asked = [_begun(cluster, host, (text, called, number), said) for host in range(len(cluster))]
         except IndexError:  # of a host that the hub has lost since
@@ -143,8 +179,8 @@ def run(
                 cluster.bury(lost.survivors, str(lost), partial(_free, waits))
                 raise
             relay()
-            if len(asked_to_stop) > stops and (running[0] in begun or len(asked_to_stop) > 1):
-                stops = len(asked_to_stop)
+            if interrupts.due(stops, running[0] in begun):
+                stops = len(interrupts.times)
                 if stops > MOST_STOPS:
                     cluster.kill(why := f"interrupted {stops} times", wait_s=0)
                     raise _lost(cluster, why)
@@ -155,8 +191,8 @@ def run(
                 first = time.monotonic()
             if left := [host for host in running if host not in ended]:
                 asked[left[0]].wait(TICK_S)
-        end, stops = time.monotonic() + OUTPUT_S, len(asked_to_stop)
-        while time.monotonic() < end and len(asked_to_stop) == stops:
+        end, stops = time.monotonic() + OUTPUT_S, len(interrupts.times)
+        while time.monotonic() < end and len(interrupts.times) == stops:
             complete = all(each.wait_for_output(TICK_S) for each in asked)
             if relay():
                 end = time.monotonic() + OUTPUT_S
@@ -189,16 +225,6 @@ def look(cluster: Cluster) -> None:
     lost = HostsLost(f"{_told(cluster, missing)} before the cell", rest)
     cluster.bury(rest, str(lost), lambda: True)
     raise lost
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[None]]:
-    """The interrupts of this process so far, one for each, none of which is raised; where this is no main thread, which
-    gets none, an empty list."""
-    found: list[None] = []
-    main = threading.current_thread() is threading.main_thread()
-    with Replaced(handler(signal.SIGINT), lambda *_: found.append(None)) if main else nullcontext():
-        yield found
 
 
 def _means(cluster: Cluster, ended: dict[int, engine.Ended], asked: list[Any]) -> Iterator[None]:

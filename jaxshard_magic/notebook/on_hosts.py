@@ -23,6 +23,7 @@ from .progress import Progress, line_for
 
 if TYPE_CHECKING:
     from ..hosts.cluster import Cluster
+    from ..hosts.watch import Interrupts
     from ..mesh import MeshSpec
     from ..report import Report
     from ..report.comparison import Comparison
@@ -153,32 +154,50 @@ class OnHosts:
     def run(self, text: str) -> Any:
         """Run a cell on all hosts; what host 0 gives as its value. Raises UsageError, one line, where it ends early,
         and Interrupted where it was stopped."""
-        from ..hosts import engine, watch
-        from ..program.garbage import interruptible
+        from ..hosts import watch
 
         cluster, names = self.cluster, self._names
         if cluster is None or names is None:
             raise UsageError("no hosts: %mesh hosts:2 data=8 makes a mesh over two")
         if cluster.died is not None:
             raise UsageError(f"the hosts are gone ({cluster.died}): {cluster.again}")
+        with watch.Interrupts() as interrupts:
+            first = self._prepared(cluster, names, text, interrupts)
+            for number, cell in first:
+                self._watched(cluster, names, number, cell, interrupts, prints=False)
+            return self._watched(cluster, names, len(self._shell.user_ns["In"]) - 1, text, interrupts)
+
+    def _prepared(
+        self, cluster: "Cluster", names: Names, text: str, interrupts: "Interrupts"
+    ) -> list[tuple[int, str]]:
+        """Give the hosts what a cell reads; the cells to run before it, by number, as `Names.bring`."""
+        from ..hosts import engine, watch
+
         try:
-            with interruptible():
-                watch.look(cluster)
-                if (settings := self._settings()) != self._settled:
-                    cluster.call(engine.settle, settings)
-                    self._settled = settings
-                first = names.bring(text)
+            watch.look(cluster)
+            if (settings := self._settings()) != self._settled:
+                cluster.call(engine.settle, settings)
+                self._settled = settings
+            first = names.bring(text)
+            if interrupts.times:  # raised, and dropped by Python
+                raise KeyboardInterrupt
+            return first
         except watch.HostsLost as lost:
             raise UsageError(self._told(lost)) from None
         except ShardError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
             raise Interrupted(watch.NOT_BEGUN) from None
-        for number, cell in first:
-            self._watched(cluster, names, number, cell, prints=False)
-        return self._watched(cluster, names, len(self._shell.user_ns["In"]) - 1, text)
 
-    def _watched(self, cluster: "Cluster", names: Names, number: int, text: str, prints: bool = True) -> Any:
+    def _watched(
+        self,
+        cluster: "Cluster",
+        names: Names,
+        number: int,
+        text: str,
+        interrupts: "Interrupts",
+        prints: bool = True,
+    ) -> Any:
         """Run a cell on all hosts under a number, as `run`; what it prints is shown where `prints`."""
         from ..hosts import watch
 
@@ -187,7 +206,8 @@ class OnHosts:
         )
         self._running = True
         try:
-            outcome = watch.run(cluster, text, f"{number}.{next(_cells)}", number, output.publish)
+            name = f"{number}.{next(_cells)}"
+            outcome = watch.run(cluster, text, name, number, output.publish, interrupts)
         except watch.HostsLost as lost:
             if lost.failed:
                 output.error_of(lost.failed)
