@@ -98,7 +98,8 @@ class Bench:
                 said.append(message["content"]["text"])
 
         self._cells += 1
-        outcome = watch.run(self.cluster, text, f"bench {self._cells}", self._cells, hear)
+        with watch.Interrupts() as interrupts:
+            outcome = watch.run(self.cluster, text, f"bench {self._cells}", self._cells, hear, interrupts)
         assert not outcome.told(), outcome.told()
         lines = "".join(said).splitlines()
         return [float(word) for line in lines if line.startswith("figure") for word in line.split()[1:]]

@@ -29,6 +29,8 @@ from deferring import (
 )
 from jax import lax
 
+from jaxshard_magic.strategies.traffic import traffic
+
 
 def recurrent():
     params = drawn({"w": (WIDTH, WIDTH), "u": (WIDTH, WIDTH), "bias": (WIDTH,), "out": (WIDTH, WIDTH)})
@@ -55,6 +57,25 @@ def test_a_recurrent_net_reduces_once_for_all_its_time_steps():
     weight = WIDTH * WIDTH * F32
     loop = {(RS, weight): 2, (AR, WIDTH * F32): 1}
     assert reductions(entry) == Counter({**loop, (AR, weight): 1, (AR, F32): 1})  # `out` is used after it
+
+
+@pytest.mark.parametrize("inside", [lambda f: f, jax.jit])
+def test_a_recurrent_net_gathers_each_weight_once_for_both_its_passes(inside):
+    loss, params, batch = recurrent()
+
+    @inside
+    def step(params, batch):
+        value, grads = jax.value_and_grad(inside(loss))(params, batch)
+        return descend(params, grads), value
+
+    entry, got = ran(step, "fsdp", "data=8", "once-gathered", params, batch)
+    same(got, jax.jit(step)(params, batch))
+    weight = WIDTH * WIDTH * F32
+    assert {k: n for k, n in moved(entry).items() if k[0] == AG} == {
+        (AG, weight): 3
+    }  # `out` is used after the loop
+    sent = [each for each in traffic(entry.plan.run) if each.kind == AG]
+    assert sum(each.count * each.bytes for each in sent) == 3 * weight
 
 
 def test_a_loop_over_time_in_a_loop_over_microbatches_reduces_once_for_both():

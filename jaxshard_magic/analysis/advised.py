@@ -14,7 +14,7 @@ from ..targets import made_of, slices, target_of
 from .advice import Case, Loop, advise
 from .advice.pipeline import PipelineCase, pipeline_advice
 from .in_time import InTime
-from .planned import differences
+from .planned import differences, once_a_loop
 from .reading import Reading, reading_of
 from .roofline import Roofline
 from .staged_costs import weights_seconds
@@ -61,6 +61,7 @@ def step_advice(
         inside=step.request.gradients if any(work.phase == BACKWARD for work in plan.work) else None,
         refuses=partial(_refusal, step, entry),
         made_of=made_of(step.mesh),
+        once_a_loop=partial(once_a_loop, entry, step.request.gradients.sum_dtype),
         largest_weight=plan.largest_weight,
         measured=spent,
         loop=loop,

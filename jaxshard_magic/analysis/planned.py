@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..plan import Finding, Sent
 from ..program.labels import GRADIENT, label_of, weight_label
@@ -11,8 +11,10 @@ from ..program.phases import phases
 from ..report import Collective, Leaf, Memory
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
+from ..strategies.regions.ahead import Ahead
 from ..strategies.traffic import traffic
 from ..units import byte_text
+from .advice.case import OnceALoop
 from .collectives import Cause, merge, wire_bytes
 from .frames import called
 from .memory import device_limit, memory, with_temporaries
@@ -46,8 +48,7 @@ def plan_alone(
     limit = device_limit(plan.mesh.devices.flat[0]) if failed is None else None
     held, sent = replace(memory(None, read, plan.mesh, limit), source="planned"), None
     if isinstance(run, Hold):
-        closed_over = len(plan.in_specs) - len(entry.shardings)
-        peak = footprint(run, [closed_over + i for i in entry.donated]).peak
+        peak = _peak(entry, run)
         held = with_temporaries(held, lambda arrays: max(peak - arrays, 0))
         sent = merge(_caused(entry, run, leaves, text))
     known = (
@@ -58,6 +59,25 @@ def plan_alone(
     if failed is None:
         return held, sent, None
     return held, sent, Finding("compiler-failed", "error", f"Not compiled: {failed}. {known}.")
+
+
+def _peak(entry: "Entry", run: Hold) -> int:
+    """The most bytes that a device holds at once."""
+    closed_over = len(entry.plan.in_specs) - len(entry.shardings)
+    return footprint(run, [closed_over + i for i in entry.donated]).peak
+
+
+def once_a_loop(entry: "Entry", sum_dtype: Any) -> OnceALoop | None:
+    """What a step would send and hold if its loops gathered weights once, and reduced gradients once, by its plan;
+    None where they do neither at every trip. `sum_dtype`: the type in which gradients are added up."""
+    run = entry.plan.run
+    if not isinstance(run, Hold) or not any(e.trips > 1 for e in run.program.equations):
+        return None
+    other = Hold(run.layout, run.labels, "once-gathered", sum_dtype)
+    if not other.region(Ahead).operands:
+        return None
+    sent, then = (sum(collective(move).wire_bytes for move in traffic(each)) for each in (run, other))
+    return OnceALoop(sent, then, _peak(entry, other) - _peak(entry, run))
 
 
 def collective(move: Sent) -> Collective:

@@ -67,20 +67,21 @@ def multiplied_narrow(layout: Layout, e: Equation, v: Value) -> bool:
     return matrices and at_default(e.params.get("precision"))
 
 
-def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
-    """Whether nothing but products that take it in bfloat16 reads an activation, or its numbers in another form or in
-    parts, where it lies as `spec`. What a body gives, or hands to another, is kept as it is."""
+def read_narrow(layout: Layout, v: Value, spec: Spec | None = None) -> bool:
+    """Whether nothing but products that take it in bfloat16 reads a value, or its numbers in another form or in parts,
+    of an activation where it lies as `spec`. What a body gives, or hands to another, is kept as it is."""
     if layout.platform != "tpu" or layout.program.avals[v].dtype != jnp.float32:
         return False
     readers = [
         (w, e)
         for w, e in layout.flow.after[v]
-        if w in layout.flow.used and (layout.active(v) if e is None else layout.at(e, v)) == spec
+        if w in layout.flow.used
+        and (spec is None or (layout.active(v) if e is None else layout.at(e, v)) == spec)
     ]
     return bool(readers) and all(
         e is not None
         and (
-            read_narrow(layout, w, layout.active(w))
+            read_narrow(layout, w, None if spec is None else layout.active(w))
             if e.primitive.alias or e.primitive.moves
             else multiplied_narrow(layout, e, v)
         )

@@ -10,7 +10,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,8 @@ TOLERANCE, NARROW_TOLERANCE, LEAST = 2e-4, 0.06, 1e-5
 ROUNDING, NARROW_ROUNDING = 2.0**-22, 2.0**-8
 UNSTABLE = 0.1  # of the tolerance: what a rounding of the inputs may do to the plain step's numbers
 
+_NAMED = re.compile(r'--spec "([^"=]+)=([^"]+)"')  # in a refusal, the option that would help
+
 Numbers = dict[str, np.ndarray]
 
 
@@ -51,10 +53,12 @@ def applies(program: Program, strategy: str) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind`: same, refused, wrong, traceback, unstable, plain (the plain step failed), ended or slow."""
+    """`kind`: same, refused, wrong, traceback, unstable, plain (the plain step failed), ended or slow; with the `specs`
+    that a refusal named, with which it was tried again."""
 
     kind: str
     told: str = ""
+    specs: dict[str, str] = field(default_factory=dict)
 
     @property
     def fault(self) -> bool:
@@ -140,8 +144,23 @@ def outcome(program: Program, strategy: str, plain: list[Numbers] | None = None)
                 return Outcome("plain", f"{type(error).__name__}: {str(error)[:300]}")
         if not all(np.isfinite(x).all() for numbers in plain for x in numbers.values()):
             return Outcome("unstable", "numbers that are not finite")
+    specs: dict[str, str] = {}
+    while True:
+        found = replace(_sharded(program, strategy, plain, specs), specs=dict(specs))
+        named = _NAMED.search(found.told) if found.kind == "refused" else None
+        if named is None or named[1] in specs:
+            return found
+        specs[named[1]] = named[2]
+
+
+def _sharded(program: Program, strategy: str, plain: list[Numbers], specs: dict[str, str]) -> Outcome:
+    """What becomes of a program under a strategy, with specs as a line gives them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            step = jaxshard_magic.shard(step_of(program), strategy, mesh=MESHES[strategy], pad=program.ragged)
+            step = jaxshard_magic.shard(
+                step_of(program), strategy, mesh=MESHES[strategy], pad=program.ragged, specs=specs
+            )
             for call, (got, want) in enumerate(
                 zip(numbers_of_calls(step, Inputs(program)), plain, strict=True), 1
             ):

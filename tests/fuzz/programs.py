@@ -137,12 +137,15 @@ class Program:
             )
         )
 
-    def script(self, strategy: str, mesh: str, libraries: tuple[str, ...]) -> str:
+    def script(
+        self, strategy: str, mesh: str, libraries: tuple[str, ...], specs: Mapping[str, str] | None = None
+    ) -> str:
         """A whole program that runs the step plain and sharded and prints how far both are apart."""
         params = ", ".join(f'"{p.name}": jnp.asarray({made(p)})' for p in self.params)
         batch = ", ".join(f'"{x.name}": {made(x)}' for x in self.batch if not x.same_as)
         again = "".join(f'batch["{x.name}"] = batch["{x.same_as}"]\n' for x in self.batch if x.same_as)
         pad = ", pad=True" if self.ragged else ""
+        given = f", specs={dict(specs)}" if specs else ""
         key = '"key": jax.random.key(0), ' if self.keyed else ""
         return (
             "import os\nos.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '32'}\n"
@@ -152,7 +155,7 @@ class Program:
             f"batch = {{{batch}}}\n{again}"
             "import jaxshard_magic\n"
             "plain = jax.jit(train_step)\n"
-            f'sharded = jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}"{pad})\n'
+            f'sharded = jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}"{pad}{given})\n'
             f"mine, theirs = state, state\n"
             f"for library in ({', '.join(libraries)},):\n"
             "    given = jax.tree.map(library.asarray, batch)\n"

@@ -130,7 +130,9 @@ def faults(
             same = partial(_fails_alike, judge=judge, strategy=strategy, sort=found.sort)
             short = shrink(program, same, shrink_s)
             head = f"# seed {seed} under {strategy}: {found.kind}: {found.told}"
-            scripts[sort] = f"{head}\n{short.script(strategy, MESHES[strategy], ('np', 'jnp', 'np'))}"
+            scripts[sort] = (
+                f"{head}\n{short.script(strategy, MESHES[strategy], ('np', 'jnp', 'np'), found.specs)}"
+            )
             tell(scripts[sort])
     return [*scripts.values()], outcomes
 

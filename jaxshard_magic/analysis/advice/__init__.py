@@ -11,12 +11,12 @@ from .loop import Loop as Loop
 from .loop import astray, input_bound, recompiles, slower
 from .program import batch_grew, host_calls, not_donated, unknown_loops
 from .recorded import slow_device, waits_for_python
-from .speed import communication, float32, large_gather, slow_links, small_batch, wide_axis
+from .speed import communication, every_trip, float32, large_gather, slow_links, small_batch, wide_axis
 
 LEVELS = ("error", "warning", "info")
 RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     *(does_not_fit, replicated_state, not_cut, idle, whole),
-    *(communication, large_gather, slow_links, wide_axis, small_batch, float32),
+    *(communication, every_trip, large_gather, slow_links, wide_axis, small_batch, float32),
     *(slow_device, waits_for_python),
     *(dropped, uneven, empty_places),
     *(unknown_loops, host_calls, not_donated, batch_grew),

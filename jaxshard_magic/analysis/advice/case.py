@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...errors import ShardError
 from ...plan import Share
@@ -14,6 +15,16 @@ from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
 from .loop import Loop
+
+
+class OnceALoop(NamedTuple):
+    """What a step would do if each loop gathered its weights, and reduced its gradients, once and not at every trip:
+    the bytes that a device sends in a step now, those that it would send `then`, and what it would hold `more` at
+    once, all by the plan."""
+
+    sent: int
+    then: int
+    more: int
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,8 @@ class Case:
 
     `asked` is the request as it stands, `inside` what of it its gradients are taken by, None where it takes none.
     `refuses(line)`: why the step can't be had as a line says, or would train on another loss; None where it can.
-    `made_of`: the devices as they stand before a mesh's axes.
+    `made_of`: the devices as they stand before a mesh's axes. `once_a_loop()`: what would be sent and held if loops
+    gathered weights and reduced gradients once; None where none does at every trip.
     """
 
     leaves: Sequence[Leaf]
@@ -57,6 +69,7 @@ class Case:
     inside: GradientOptions | None = None
     refuses: Callable[[str], str | None] = lambda _: None
     made_of: str = ""
+    once_a_loop: Callable[[], OnceALoop | None] = lambda: None
     largest_weight: int | None = None
     measured: Measured | None = None
     loop: Loop = field(default_factory=Loop)

@@ -17,6 +17,7 @@ COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
 DOMINATES = 0.5  # of the communication
 SLOW = 0.5  # of a chip's fast links: what carries less is slow
 MOST_TIMES = 16  # a batch that would have to grow more is no help
+OFTEN = 0.75  # of what a step sends: more than the rest is sent again and again
 WAITING = 0.5  # of a step's own work
 MOSTLY = 0.5  # of the FLOPs, or of their bytes
 LARGE = 2**24  # bytes of a gather that are worth a word
@@ -100,6 +101,29 @@ def slow_links(case: Case) -> Iterator[Advice]:
             yield Advice(
                 f"slow-{part}", "warning", message, fix, taken / step * (1 - rate / fast) if step else None
             )
+
+
+def every_trip(case: Case) -> Iterator[Advice]:
+    """A loop gathers the weights that it reads, and reduces their gradients, at every trip, as over time or over
+    microbatches."""
+    step, exposed = _predicted(case)
+    if step is None or not exposed or exposed / step <= COMMUNICATION or case.inside is None:
+        return
+    fix = case.line("--reduce once-gathered")
+    once = case.once_a_loop() if fix is not None else None
+    if once is None or once.then > OFTEN * once.sent or not _has_room(case, once.more):
+        return
+    holds = f", and holds up to {byte_text(once.more)} more" if once.more > 0 else ""
+    message = (
+        f"Loops gather weights and reduce gradients at every trip: once for all of them, a device sends about "
+        f"{byte_text(once.then)} a step, not {byte_text(once.sent)}{holds}."
+    )
+    yield Advice("every-trip", "info", message, fix, exposed * (1 - once.then / once.sent) / step)
+
+
+def _has_room(case: Case, more: int) -> bool:
+    devices = case.memory.per_device if case.memory is not None else ()
+    return all(d.peak is None or d.limit is None or d.peak + more <= d.limit for d in devices)
 
 
 def wide_axis(case: Case) -> Iterator[Advice]:

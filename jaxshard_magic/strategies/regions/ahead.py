@@ -1,11 +1,13 @@
 """Weights that a loop reads at every trip, gathered once before it."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...plan import Sent
 from ...program.ir import Equation, Scope, Value
 from ...program.primitives import called, scan_counts
+from ..changes import read_narrow
 from ..layout import Layout, Spec
 from ..stepwise import gathers_sent
 from .region import Context, Emission, Region
@@ -13,12 +15,18 @@ from .region import Context, Emission, Region
 
 @dataclass(frozen=True, eq=False)
 class Ahead(Region):
-    """Loops whose weights are gathered before them. `operands`: which of each loop's are, by the index of its equation;
-    `weights`: those inside, which lie as they are used."""
+    """Loops whose weights are gathered before them, each weight once for all loops that read it.
+
+    `operands`: which of each loop's are, by the index of its equation. `gathers`: the values, outside of the calls
+    around it, that a loop is the first to read. `weights`: those inside, which lie as they are used. `narrow`: the
+    values that only products read which take them in bfloat16.
+    """
 
     layout: Layout
     operands: Mapping[int, tuple[int, ...]]
+    gathers: Mapping[int, tuple[Value, ...]]
     weights: frozenset[Value]
+    narrow: frozenset[Value]
 
     @property
     def gathered(self) -> Collection[Value]:
@@ -27,47 +35,71 @@ class Ahead(Region):
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         for i in self.operands[e.index]:
             if (v := e.ins[i]) is not None:
-                values[i] = hold.gather(values[i], v)
+                values[i] = self._brought(values[i], v, hold)
         return rest(values)
 
+    def _brought(self, x: Any, weight: Value, hold: Emission) -> Any:
+        """A weight as it is used; kept with what it is made of, whose id stays taken so."""
+        return hold.once((Ahead, id(x)), lambda: (x, hold.gather(x, weight)))[1]
+
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
-        layout = self.layout
-        for v in self._gathered_before(e):
-            yield from gathers_sent(layout, v, e.trips)
+        for v in self.gathers[e.index]:
+            for sent in gathers_sent(self.layout, v, e.trips, narrowed=v in self.narrow):
+                yield replace(sent, value=v)
         yield from rest
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         """The gathered weights lie beside the divided ones until the loop ends."""
         layout = self.layout
-        return rest() + sum(layout.bytes_of(v, layout.in_use(v)) for v in self._gathered_before(e))
-
-    def _gathered_before(self, e: Equation) -> Iterator[Value]:
-        return (v for i in self.operands[e.index] if (v := e.ins[i]) is not None)
+        read = (v for i in self.operands[e.index] if (v := e.ins[i]) is not None)
+        return rest() + sum(layout.bytes_of(v, layout.in_use(v)) for v in read)
 
     def lies(self, value: Value) -> Spec | None:
         return self.layout.in_use(value) if value in self.weights else None
 
 
 def gathered_ahead(context: Context) -> Ahead:
-    """The loops that the step enters once and whose carries are gradients in parts, where "once-gathered" was asked
-    for. Not the weights that a loop steps over, of which each trip has its own."""
+    """The loops that the step enters once, where "once-gathered" was asked for. Not the weights that a loop steps over,
+    of which each trip has its own."""
     layout, program = context.layout, context.layout.program
     operands: dict[int, tuple[int, ...]] = {}
-    weights: set[Value] = set()
-    if context.reduce != "once-gathered":
-        return Ahead((), layout, operands, frozenset())
-    read = (v for e in program.equations if layout.storage.batchy_equation(e) and not e.doors for v in e.ins)
-    by_activations = [v for v in read if v is not None and not layout.batchy(v)]
-    used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
-    plain = program.top.walk(lambda e: called(e.eqn) is not None and not e.primitive.remat)
-    for e in (e for e in plain if e.name == "scan"):
-        n, k = scan_counts(e.params)
-        inside = e.doors[0].scope.ins
-        if any(v in context.deferred.values for v in inside[n : n + k]):
-            chosen = [i for i in range(n) if inside[i] in used and _divided(layout, e.ins[i])]
+    gathers: dict[int, tuple[Value, ...]] = {}
+    weights, read, wide = set[Value](), set[Value](), set[Value]()
+    if context.reduce == "once-gathered":
+        by_activations = {
+            v
+            for e in program.equations
+            if layout.storage.batchy_equation(e) and not e.doors
+            for v in e.ins
+            if v is not None and not layout.batchy(v)
+        }
+        used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
+        outside, loops = _entered_once(program.top)
+        for e in loops:
+            scope, n = e.doors[0].scope, scan_counts(e.params)[0]
+            chosen = [i for i in range(n) if scope.ins[i] in used and _divided(layout, e.ins[i])]
+            known = {scope.ins[i]: outside.get(v, v) for i in chosen if (v := e.ins[i]) is not None}
+            if not known:
+                continue
             operands[e.index] = tuple(chosen)
-            weights |= _made_of(layout, e.doors[0].scope, {inside[i] for i in chosen})
-    return Ahead(operands.keys(), layout, operands, frozenset(weights))
+            gathers[e.index] = tuple(dict.fromkeys(v for v in known.values() if v not in read))
+            weights |= _made_of(layout, scope, {*known})
+            wide |= {v for inside, v in known.items() if not read_narrow(layout, inside)}
+            read |= {*known.values()}
+    return Ahead(operands.keys(), layout, operands, gathers, frozenset(weights), frozenset(read - wide))
+
+
+def _entered_once(top: Scope) -> tuple[dict[Value, Value], list[Equation]]:
+    """The scans of a step outside of all loops; and for the values inside of the calls around them, which run in place,
+    what they are outside."""
+    outside: dict[Value, Value] = {}
+    loops: list[Equation] = []
+    for e in top.walk(lambda e: called(e.eqn) is not None and not e.primitive.remat):
+        if e.name == "scan":
+            loops.append(e)
+        elif called(e.eqn) is not None:
+            outside |= {b: outside.get(a, a) for door in e.doors for a, b, _ in door.into if a is not None}
+    return outside, loops
 
 
 def _divided(layout: Layout, value: Value | None) -> bool:

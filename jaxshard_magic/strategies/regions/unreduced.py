@@ -2,7 +2,7 @@
 for all its trips."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -61,8 +61,9 @@ class Unreduced(Region):
         else:
             yield from rest
         for i, v in enumerate(e.outs):
-            if (e.index, i) in self.loop_sums:
-                yield from gradient_sum(self.layout, v, self.layout.adding(v), e.trips, by_hand=True)
+            if (loop_sum := self.loop_sums.get((e.index, i))) is not None:
+                for sent in gradient_sum(self.layout, v, self.layout.adding(v), e.trips, by_hand=True):
+                    yield replace(sent, equation=loop_sum.path[-1].index)
 
     def _sums_at_once(self, e: Equation) -> Iterable[Sent]:
         """What a part is itself the sum of: over the devices that share the positions of the examples."""
