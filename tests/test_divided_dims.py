@@ -297,3 +297,36 @@ def test_a_convolution_in_groups_of_what_no_example_makes_has_the_plain_numbers(
     pairs = zip(jax.tree.leaves(sharded(params, x)), jax.tree.leaves(step(params, x)), strict=True)
     for got, want in pairs:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("line", "mesh", "spec"),
+    [
+        ("sp", "data=2 seq=2 model=2", "P('data', 'seq')"),
+        ("dp", "data=2 model=4", "P(None, 'data')"),
+        ("tp", "data=2 model=4", "P(None, 'data')"),
+        ("fsdp+tp", "data=2 fsdp=2 model=2", "P('fsdp', 'data')"),
+    ],
+)
+def test_convolutions_along_a_divided_dimension_beside_another_axis_have_the_plain_numbers(line, mesh, spec):
+    def train_step(params, batch):
+        def loss(params):
+            x = batch["x"]
+            for kernel in params:
+                x = jnp.tanh(
+                    lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
+                )
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+    draw = np.random.default_rng(0)
+    params = [jnp.asarray(draw.normal(size=(3, 8, 8)), jnp.float32) / 4 for _ in range(3)]
+    batch = {name: draw.normal(size=(8, SIZE, 8)).astype(np.float32) for name in ("x", "y")}
+    step = jaxshard_magic.shard(
+        train_step, line, mesh=f"cpu:8 {mesh}", specs={f"batch.{name}": spec for name in batch}
+    )
+    want, got = jax.jit(train_step)(params, batch), step(params, batch)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.program.xla_faults import CROSSED, FAULTS
+from jaxshard_magic.program.xla_faults import CROSSED, FAULTS, WINDOWED
 
 TABLE = {fault.name: fault for fault in FAULTS}
 # A race: it comes once in many runs, and a test that waits for it would be as long.
@@ -127,6 +127,28 @@ def crossed_products() -> bool:
     return same(lambda x, y: jnp.einsum("abc,abc->", x, y), x, y, in_shardings=divided)
 
 
+def windowed_beside_channels() -> bool:
+    """The gradient of a kernel where an axis divides nothing, and a convolution where one divides output channels."""
+    mesh = jax.make_mesh((4, 2), ("other", "seq"), axis_types=(AxisType.Auto,) * 2)
+    image, kernel = drawn(3, 8, 4), drawn(3, 4, 8)
+
+    def convolved(x, w):
+        return lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
+
+    def lies(*spec):
+        return NamedSharding(mesh, P(*spec))
+
+    def gradient(w, x):
+        pinned = lax.with_sharding_constraint(convolved(x, w), lies(None, "seq"))
+        return (pinned**2).sum()
+
+    one = same(jax.grad(gradient), kernel, image, in_shardings=(lies(), lies(None, "seq")))
+    divided = (lies(None, "seq"), lies(None, None, "other"))
+    return one and same(
+        convolved, image, kernel, in_shardings=divided, out_shardings=lies(None, "seq", "other")
+    )
+
+
 RIGHT: dict[str, Callable[[], bool]] = {
     "padding between elements": padding_between,
     "two paddings of one array": two_paddings,
@@ -141,6 +163,7 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "a product of several matrices in bfloat16 with a result in float32": narrow_products,
     "a convolution whose groups are divided": divided_groups,
     CROSSED.name: crossed_products,
+    WINDOWED.name: windowed_beside_channels,
     "a convolution in groups of arrays without an element": lambda: ends_well(
         "rows = NamedSharding(mesh, P(('data', 'model')))\n"
         "jax.jit(lambda x, kernel: lax.conv_general_dilated(x, kernel, (1,), 'VALID', feature_group_count=2, "

@@ -113,20 +113,9 @@ class Counts:
         root = self.root(value)
         return None if root is None else self.program.maker.get(root)
 
-    @cached_property
-    def _entering(self) -> dict[Value, tuple[Value | None, int]]:
-        """What enters bodies, by what it is inside, and its loop dimensions there; not what a loop changes."""
-        doors = [door for e in self.program.equations for door in e.doors]
-        changed = {inside for door in doors for _, inside in door.loop}
-        return {b: (a, lead) for door in doors for a, b, lead in door.into if b not in changed}
-
     def _outside(self, value: Value) -> tuple[Value | None, int]:
-        return self._entering.get(value, (None, 0))
-
-    def entering(self, value: Value) -> Value | None:
-        """What enters a body as `value`, whole; None for what a loop changes or steps over."""
-        outside, lead = self._outside(value)
-        return None if lead else outside
+        entrance = self.program.entrances.get(value)
+        return (None, 0) if entrance is None else entrance[1:]
 
     def _through(self, e: Equation, value: Value) -> tuple[Value | None, int]:
         """The operand, or the result of its body, whose numbers the result `value` of `e` has."""
@@ -186,7 +175,7 @@ class Counts:
         while value is not None:
             e = self.program.maker.get(value)
             if e is None:
-                before = self.entering(value)
+                before = self.program.outside(value)
             elif called(e.eqn) is not None:
                 before = next(a for a, b, _ in e.doors[0].out if b == value)
             else:

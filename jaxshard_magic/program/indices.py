@@ -30,7 +30,7 @@ class Indices:
             return None
         e = self.program.maker.get(value)
         if e is None:
-            return self.counted(self._outside.get(value), column)
+            return self.counted(self.program.outside(value), column)
         if called(e.eqn) is not None:
             return self.counted(next(a for a, b, _ in e.doors[0].out if b == value), column)
         rank = len(self.program.shapes[value])
@@ -78,19 +78,12 @@ class Indices:
     def _made_of(self, value: Value) -> list[Value]:
         e = self.program.maker.get(value)
         if e is None:
-            sources: list[Value | None] = [self._outside.get(value)]
+            sources: list[Value | None] = [self.program.outside(value)]
         elif called(e.eqn) is not None:
             sources = [a for a, b, _ in e.doors[0].out if b == value]
         else:
             sources = e.ins if e.primitive.kind in _SAME_NUMBERS else []
         return [v for v in sources if v is not None]
-
-    @cached_property
-    def _outside(self) -> dict[Value, Value | None]:
-        """What enters bodies, by what it is inside; not what a loop changes, nor what it steps over."""
-        doors = [door for e in self.program.equations for door in e.doors]
-        changed = {inside for door in doors for _, inside in door.loop}
-        return {b: a for door in doors for a, b, lead in door.into if not lead and b not in changed}
 
     def _beside(self, e: Equation, column: int | None) -> int | None:
         if column is None:

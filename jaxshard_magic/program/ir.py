@@ -5,8 +5,9 @@ All that reads or rewrites a step (links, roles, strategies, re-emission) goes o
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
@@ -93,16 +94,27 @@ class Equation:
 class Door:
     """How values enter and leave one body of an equation.
 
-    `into`: (outside, inside, lead); `out`: (inside, outside, lead); lead = 1 where the outside value has a
-    leading loop dimension that the inside one lacks. `loop`: (body's output, body's input of the next trip).
-    `skip`: (input, output) of the equation when the body runs no times.
+    `operands`: the position, among those of the equation, of each input of the body. `into`: (outside, inside, lead);
+    `out`: (inside, outside, lead); lead = 1 where the outside value has a leading loop dimension that the inside one
+    lacks. `loop`: (body's output, body's input of the next trip). `skip`: (input, output) of the equation when the body
+    runs no times.
     """
 
     scope: Scope
+    operands: Sequence[int]
     into: list[tuple[Value | None, Value, int]]
     out: list[tuple[Value | None, Value, int]]
     loop: list[tuple[Value | None, Value]]
     skip: list[tuple[Value | None, Value]]
+
+
+class Entrance(NamedTuple):
+    """How a value enters a body: the equation of the body; the value outside, None for a literal; and the loop
+    dimensions, 0 or 1, that it has there and not inside."""
+
+    equation: Equation
+    outside: Value | None
+    lead: int
 
 
 class Program:
@@ -132,6 +144,23 @@ class Program:
     def nodes(self, value: Value) -> range:
         start = self.first[value]
         return range(start, start + len(self.shapes[value]))
+
+    @cached_property
+    def entrances(self) -> dict[Value, Entrance]:
+        """How values enter bodies, by their numbers inside; without those that a loop changes from trip to trip."""
+        doors = [(e, door) for e in self.equations for door in e.doors]
+        changed = {inside for _, door in doors for _, inside in door.loop}
+        return {
+            inside: Entrance(e, outside, lead)
+            for e, door in doors
+            for outside, inside, lead in door.into
+            if inside not in changed
+        }
+
+    def outside(self, value: Value) -> Value | None:
+        """Return what enters a body as `value`, whole; None for what a loop changes or steps over, and for literals."""
+        entrance = self.entrances.get(value)
+        return None if entrance is None or entrance.lead else entrance.outside
 
     def scopes(self) -> Iterator[Scope]:
         yield self.top
@@ -169,6 +198,7 @@ class Program:
 
     def _doors(self, e: Equation) -> list[Door]:
         params, ins, outs = e.params, e.ins, e.outs
+        every = range(len(ins))
         if e.name == "scan":
             n, k = scan_counts(params)
             body = self._open(*opened(params["jaxpr"]), e.trips * params["length"], e)
@@ -176,28 +206,34 @@ class Program:
             out = [(a, b, int(i >= k)) for i, (a, b) in enumerate(zip(body.outs, outs, strict=True))]
             loop = list(zip(body.outs[:k], body.ins[n : n + k], strict=True))
             skip = list(zip(ins[n : n + k], outs[:k], strict=True)) if params["length"] == 0 else []
-            return [Door(body, into, out, loop, skip)]
+            return [Door(body, every, into, out, loop, skip)]
         if e.name == "while":
             nc, nb = params["cond_nconsts"], params["body_nconsts"]
             body = self._open(*opened(params["body_jaxpr"]), e.trips, e)
             test = self._open(*opened(params["cond_jaxpr"]), e.trips, e)
-            carried = ins[nc + nb :]
-            into = [(a, b, 0) for a, b in zip(ins[nc:], body.ins, strict=True)]
-            out = [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)]
-            loop = list(zip(body.outs, body.ins[nb:], strict=True))
-            into_test = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
+            of_test = [*every[:nc], *every[nc + nb :]]
+            skip = list(zip(ins[nc + nb :], outs, strict=True))
             again = list(zip(body.outs, test.ins[nc:], strict=True))
             return [
-                Door(body, into, out, loop, list(zip(carried, outs, strict=True))),
-                Door(test, into_test, [], again, []),
+                replace(
+                    self._plain_door(body, e, every[nc:]),
+                    loop=list(zip(body.outs, body.ins[nb:], strict=True)),
+                    skip=skip,
+                ),
+                Door(test, of_test, _into(test, e, of_test), [], again, []),
             ]
         if e.name == "cond":
             bodies = [self._open(*opened(b), e.trips, e) for b in params["branches"]]
-            return [self._plain_door(body, ins[1:], outs) for body in bodies]
+            return [self._plain_door(body, e, every[1:]) for body in bodies]
         body = called(e.eqn)
-        return [] if body is None else [self._plain_door(self._open(*opened(body), e.trips, e), ins, outs)]
+        return [] if body is None else [self._plain_door(self._open(*opened(body), e.trips, e), e, every)]
 
     @staticmethod
-    def _plain_door(body: Scope, ins: list, outs: list) -> Door:
-        into = [(a, b, 0) for a, b in zip(ins, body.ins, strict=True)]
-        return Door(body, into, [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)], [], [])
+    def _plain_door(body: Scope, e: Equation, operands: Sequence[int]) -> Door:
+        out = [(a, b, 0) for a, b in zip(body.outs, e.outs, strict=True)]
+        return Door(body, operands, _into(body, e, operands), out, [], [])
+
+
+def _into(body: Scope, e: Equation, operands: Sequence[int]) -> list[tuple[Value | None, Value, int]]:
+    """What enters a body whose inputs are these operands of `e`."""
+    return [(e.ins[i], inside, 0) for i, inside in zip(operands, body.ins, strict=True)]

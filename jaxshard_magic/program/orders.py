@@ -375,7 +375,7 @@ class Orders:
         if isinstance(state, Known) or (isinstance(state, Numbers) and state.dim != dim):
             return True
         if e is None:
-            outside = self.counts.entering(v)
+            outside = self.program.outside(v)
             return outside is not None and self.even(outside, dim)
         if (factors := e.factors) is not None and e.ins[0] is not None:
             d = factors.inverse.whole(dim)

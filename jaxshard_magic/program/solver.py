@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from .flow import Flow
 from .ir import Equation, Program, Scope, Value
-from .primitives import scan_counts
 
 Fact = TypeVar("Fact")
 
@@ -106,9 +105,13 @@ class _Solver(Generic[Fact]):
 
     def _run_bodies(self, eqn: Equation, operands: Sequence[Fact]) -> None:
         """Pass facts into the bodies of an equation, around its loops, and out of them."""
-        for body, positions in zip(eqn.doors, _operands_of_bodies(eqn), strict=True):
-            for (_, inside, _), position in zip(body.into, positions, strict=True):
-                self.raise_to(inside, operands[position])
+        entering = {
+            inside: operands[position]
+            for body in eqn.doors
+            for inside, position in zip(body.scope.ins, body.operands, strict=True)
+        }
+        for inside, fact in entering.items():
+            self.raise_to(inside, fact)
         news = True
         while news:
             for body in eqn.doors:
@@ -124,27 +127,9 @@ class _Solver(Generic[Fact]):
         for body in eqn.doors:
             for (_, outside, _), fact in zip(body.out, self._results(body.scope), strict=False):
                 self.raise_to(outside, fact)
-            for (_, result), fact in zip(body.skip, operands[_first_carry(eqn) :], strict=False):
-                self.raise_to(result, fact)
+            for (_, first), (_, result) in zip(body.loop, body.skip, strict=False):
+                self.raise_to(result, entering[first])
         if eqn.name in ("cond", "while"):
             decider = operands[0] if eqn.name == "cond" else self._results(eqn.doors[1].scope)[0]
             for value in eqn.outs:
                 self.facts[value] = self._domain.control(eqn, self.facts[value], decider)
-
-
-def _operands_of_bodies(eqn: Equation) -> list[Sequence[int]]:
-    """Return which operands of `eqn` the inputs of each of its bodies are, by position."""
-    every = range(len(eqn.ins))
-    if eqn.name == "cond":
-        return [every[1:]] * len(eqn.doors)
-    if eqn.name == "while":
-        tested = eqn.params["cond_nconsts"]
-        return [every[tested:], [*every[:tested], *every[_first_carry(eqn) :]]]
-    return [every]
-
-
-def _first_carry(eqn: Equation) -> int:
-    """Return the position of a loop's first carried operand."""
-    if eqn.name == "while":
-        return eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-    return scan_counts(eqn.params)[0] if eqn.name == "scan" else len(eqn.ins)

@@ -241,6 +241,12 @@ CROSSED = Fault(
     "gives wrong numbers",
     guard="strategies/undivided.py",
 )
+WINDOWED = Fault(
+    "a convolution along a divided dimension, on a mesh of which an axis divides its output channels, or for the "
+    "gradient of its kernel not what it is summed over,",
+    "adds up over the wrong devices",
+    guard="strategies/undivided.py",
+)
 FAULTS = (
     Fault(
         "padding between elements",
@@ -295,6 +301,7 @@ FAULTS = (
         guard="strategies/regions/grouped.py",
     ),
     CROSSED,
+    WINDOWED,
     Fault(
         "a convolution in groups of arrays without an element",
         "divides by zero, which ends the process,",

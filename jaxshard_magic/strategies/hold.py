@@ -20,12 +20,13 @@ from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
-from ..program.xla_faults import bind_mended, divides_wrongly
+from ..program.xla_faults import bind_mended
 from .changes import changes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
 from .stepwise import gathered
+from .undivided import chosen_wrongly
 
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 Kind = TypeVar("Kind", bound=Region)
@@ -160,7 +161,7 @@ class Hold(Emitter):
         def divided(d: int) -> bool:
             return any(spec[d:] and spec[d] for spec in specs)
 
-        if not divides_wrongly(e, cpu=self.layout.simulated):
+        if not chosen_wrongly(self.layout, e):
             return bind_mended(e, values, divided, cpu=self.layout.simulated)
         # Where the plan divides nothing it pins nothing, and XLA may still choose to divide what it gets wrong.
         values = [self._as_planned(e, v, x) for v, x in zip(e.ins, values, strict=True)]

@@ -61,16 +61,16 @@ def take_apart(layout: Layout) -> None:
     lies: dict[Value, Spec] = {}
     reads: dict[tuple[int, Value], Spec] = {}
     makes: dict[Value, Spec] = {}
-    enters = _entrances(layout)
+    program = layout.program
     for cut in exchanged:
         for value, spec in _meanwhile(layout, cut):
             reader = cut.equation
             if value in reader.outs:
                 makes[value] = spec
                 continue
-            while value in enters:  # dealt out before a loop, not in each of its trips
+            while (outside := program.outside(value)) is not None:  # before a loop, not in each of its trips
                 lies[value] = spec
-                reader, value = enters[value]
+                reader, value = program.entrances[value].equation, outside
             reads[reader.index, value] = spec
     before = layout.exchanges
     layout.exchanges = replace(
@@ -169,17 +169,6 @@ def _facing(e: Equation, d: int, value: Value, first: Value) -> int | None:
     if value == first or e.factors is None:
         return d
     return e.factors.whole(d)
-
-
-def _entrances(layout: Layout) -> dict[Value, tuple[Equation, Value]]:
-    """Return where values enter a body unchanged, by their number inside: its equation, and the value outside."""
-    counts, found = layout.flow.orders.counts, {}
-    for e in layout.program.equations:
-        for door in e.doors:
-            for _, inside, _ in door.into:
-                if (outside := counts.entering(inside)) is not None:
-                    found[inside] = e, outside
-    return found
 
 
 def _computed_by_all(layout: Layout, cut: _Cut) -> Finding:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.lines import users_line
-from ..program.xla_faults import CROSSED, Fault, Slots, whole_dimensions
+from ..program.xla_faults import CROSSED, WINDOWED, Fault, Slots, divides_wrongly, whole_dimensions
 from ..units import byte_text
 from .layout import Axes, Layout, Spec
 
@@ -26,10 +26,8 @@ def keep_whole(layout: Layout) -> None:
         if e.name == "gather_blocks":
             fault, changed = None, _changed(layout, e, {0: frozenset({e.params["axis"]})}, frozenset())
             makes[e.outs[0]] = layout.between(e.outs[0])
-        elif (found := whole_dimensions(e, cpu=layout.simulated)) is not None:
+        elif (found := _at_fault(layout, e)) is not None:
             fault, changed = found[0], _changed(layout, e, found[1], found[0].across(e))
-        elif slots := _crossed(layout, e):
-            fault, changed = CROSSED, _changed(layout, e, slots, frozenset())
         else:
             continue
         reads |= {(e.index, v): spec for k, v, spec in changed.specs if k < len(e.ins)}
@@ -44,6 +42,57 @@ def keep_whole(layout: Layout) -> None:
         layout.findings.append(
             _about_scans(layout, changes) if fault is None else _about_fault(layout, fault, changes)
         )
+
+
+def _at_fault(layout: Layout, e: Equation) -> tuple[Fault, Slots] | None:
+    """Return the dimensions of `e` that must be whole, and the fault because of which they must, of several the first
+    that divided ones have; None where all may be divided."""
+    found = [*filter(None, [whole_dimensions(e, cpu=layout.simulated)])]
+    in_layout = ((CROSSED, _crossed(layout, e)), (WINDOWED, _windowed(layout, e)))
+    found += [(fault, slots) for fault, slots in in_layout if slots]
+    if not found:
+        return None
+    ends = [[] if v is None else layout.between(v) for v in (*e.ins, *e.outs)]
+    divided = (
+        fault
+        for fault, slots in found
+        if any(ends[k][d] for k, dims in slots.items() for d in dims if ends[k])
+    )
+    together = {
+        k: frozenset[int]().union(*(slots.get(k, ()) for _, slots in found))
+        for k in {k for _, slots in found for k in slots}
+    }
+    return next(divided, found[0][0]), together
+
+
+def chosen_wrongly(layout: Layout, e: Equation) -> bool:
+    """Return whether XLA must not choose by itself which dimensions of `e` are divided."""
+    axes = [a for a, n in layout.mesh.shape.items() if n > 1]
+    windows = len(axes) > 1 and e.contraction is not None and bool(e.contraction.windowed)
+    return windows or divides_wrongly(e, cpu=layout.simulated)
+
+
+def _windowed(layout: Layout, e: Equation) -> Slots:
+    """Return the dimensions under a window that a convolution must have whole; see `WINDOWED`.
+
+    XLA is right where only the image is divided along them and no axis divides the output channels; and where the
+    window is divided as well, as XLA divides a long one, of the gradient of a kernel, and each axis of the mesh divides
+    the image.
+    """
+    c, (v, w) = e.contraction, (*e.ins[:2], None, None)[:2]
+    if c is None or not c.windowed or v is None or w is None:
+        return {}
+    image, window = layout.within(e, v), layout.within(e, w)
+    length, places = layout.program.shapes[w], layout.program.shapes[e.outs[0]]
+    divided = [
+        (i, j, k) for i, j, k in c.windowed if (image[i] or window[j]) and length[j] > 1 and places[k] > 1
+    ]
+    if any(window[j] or length[j] > places[k] for _, j, k in divided):
+        axes = {a for along in image for a in along}
+        right = all(a in axes or n == 1 for a, n in layout.mesh.shape.items())
+    else:
+        right = not any(window[j] for j, _ in c.right)
+    return {} if right else {k: frozenset(dims[k] for dims in divided) for k in range(3) if divided}
 
 
 def _crossed(layout: Layout, e: Equation) -> Slots:
@@ -78,7 +127,7 @@ def held_against_faults(layout: Layout) -> tuple[str, ...]:
 
 def _kept_whole(layout: Layout, e: Equation) -> bool:
     read_otherwise = any((e.index, v) in layout.exchanges.reads for v in e.ins if v is not None)
-    return read_otherwise and bool(whole_dimensions(e, cpu=layout.simulated) or _crossed(layout, e))
+    return read_otherwise and _at_fault(layout, e) is not None
 
 
 def _padded_apart(layout: Layout, e: Equation) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...plan import Sent
-from ...program.ir import Equation, Scope, Value
+from ...program.ir import Equation, Program, Scope, Value
 from ...program.primitives import called, scan_counts
 from ..changes import read_narrow
 from ..layout import Layout, Spec
@@ -74,11 +74,12 @@ def gathered_ahead(context: Context) -> Ahead:
             if v is not None and not layout.batchy(v)
         }
         used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
-        outside, loops = _entered_once(program.top)
-        for e in loops:
+        called_in_place = program.top.walk(_runs_in_place)
+        for e in (e for e in called_in_place if e.name == "scan"):
             scope, n = e.doors[0].scope, scan_counts(e.params)[0]
             chosen = [i for i in range(n) if scope.ins[i] in used and _divided(layout, e.ins[i])]
-            known = {scope.ins[i]: outside.get(v, v) for i in chosen if (v := e.ins[i]) is not None}
+            read_here = [(i, v) for i in chosen if (v := e.ins[i]) is not None]
+            known = {scope.ins[i]: _outside_of_calls(program, v) for i, v in read_here}
             if not known:
                 continue
             operands[e.index] = tuple(chosen)
@@ -89,17 +90,17 @@ def gathered_ahead(context: Context) -> Ahead:
     return Ahead(operands.keys(), layout, operands, gathers, frozenset(weights), frozenset(read - wide))
 
 
-def _entered_once(top: Scope) -> tuple[dict[Value, Value], list[Equation]]:
-    """The scans of a step outside of all loops; and for the values inside of the calls around them, which run in place,
-    what they are outside."""
-    outside: dict[Value, Value] = {}
-    loops: list[Equation] = []
-    for e in top.walk(lambda e: called(e.eqn) is not None and not e.primitive.remat):
-        if e.name == "scan":
-            loops.append(e)
-        elif called(e.eqn) is not None:
-            outside |= {b: outside.get(a, a) for door in e.doors for a, b, _ in door.into if a is not None}
-    return outside, loops
+def _runs_in_place(e: Equation) -> bool:
+    return called(e.eqn) is not None and not e.primitive.remat
+
+
+def _outside_of_calls(program: Program, value: Value) -> Value:
+    """The value that enters the calls, within each other, in which `value` is."""
+    while (outside := program.outside(value)) is not None and _runs_in_place(
+        program.entrances[value].equation
+    ):
+        value = outside
+    return value
 
 
 def _divided(layout: Layout, value: Value | None) -> bool:
