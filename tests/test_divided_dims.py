@@ -299,34 +299,44 @@ def test_a_convolution_in_groups_of_what_no_example_makes_has_the_plain_numbers(
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def descended(kernels, batch, strides, dimensions):
+    """One step of a net of convolutions: its kernels, less their gradients, and its loss."""
+
+    def loss(kernels):
+        x = batch["x"]
+        for kernel in kernels:
+            x = jnp.tanh(lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=dimensions))
+        return jnp.mean(x**2)
+
+    value, grads = jax.value_and_grad(loss)(kernels)
+    return jax.tree.map(lambda w, g: w - g, kernels, grads), value
+
+
+LINE = ("NHC", "HIO", "NHC")
+PLANE = ("NHWC", "HWIO", "NHWC")
+
+
 @pytest.mark.parametrize(
-    ("line", "mesh", "spec"),
+    ("strategy", "mesh", "spec", "strides"),
     [
-        ("sp", "data=2 seq=2 model=2", "P('data', 'seq')"),
-        ("dp", "data=2 model=4", "P(None, 'data')"),
-        ("tp", "data=2 model=4", "P(None, 'data')"),
-        ("fsdp+tp", "data=2 fsdp=2 model=2", "P('fsdp', 'data')"),
+        ("sp", "data=2 seq=2 model=2", "P('data', 'seq')", (1,)),
+        ("dp", "data=2 model=4", "P(None, 'data')", (1,)),
+        ("tp", "data=2 model=4", "P(None, 'data')", (1,)),
+        ("fsdp+tp", "data=2 fsdp=2 model=2", "P('fsdp', 'data')", (1,)),
+        ("dp+sp", "data=4 seq=2", "P(None, 'seq', 'data')", (2, 1)),
     ],
 )
-def test_convolutions_along_a_divided_dimension_beside_another_axis_have_the_plain_numbers(line, mesh, spec):
-    def train_step(params, batch):
-        def loss(params):
-            x = batch["x"]
-            for kernel in params:
-                x = jnp.tanh(
-                    lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
-                )
-            return jnp.mean((x - batch["y"]) ** 2)
+def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plain_numbers(
+    strategy, mesh, spec, strides
+):
+    n, draw = len(strides), np.random.default_rng(0)
+    kernels = [jnp.asarray(draw.normal(size=(*(3,) * n, 8, 8)), jnp.float32) / 4**n for _ in range(3)]
+    batch = {"x": draw.normal(size=(8, *(SIZE,) * n, 8)).astype(np.float32)}
 
-        value, grads = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - g, params, grads), value
+    def train_step(kernels, batch):
+        return descended(kernels, batch, strides, LINE if n == 1 else PLANE)
 
-    draw = np.random.default_rng(0)
-    params = [jnp.asarray(draw.normal(size=(3, 8, 8)), jnp.float32) / 4 for _ in range(3)]
-    batch = {name: draw.normal(size=(8, SIZE, 8)).astype(np.float32) for name in ("x", "y")}
-    step = jaxshard_magic.shard(
-        train_step, line, mesh=f"cpu:8 {mesh}", specs={f"batch.{name}": spec for name in batch}
-    )
-    want, got = jax.jit(train_step)(params, batch), step(params, batch)
+    step = jaxshard_magic.shard(train_step, strategy, mesh=f"cpu:8 {mesh}", specs={"batch.x": spec})
+    want, got = jax.jit(train_step)(kernels, batch), step(kernels, batch)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)

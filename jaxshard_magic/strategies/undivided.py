@@ -48,7 +48,8 @@ def _at_fault(layout: Layout, e: Equation) -> tuple[Fault, Slots] | None:
     """Return the dimensions of `e` that must be whole, and the fault because of which they must, of several the first
     that divided ones have; None where all may be divided."""
     found = [*filter(None, [whole_dimensions(e, cpu=layout.simulated)])]
-    in_layout = ((CROSSED, _crossed(layout, e)), (WINDOWED, _windowed(layout, e)))
+    image = found[0][1].get(0, frozenset[int]()) if found else frozenset[int]()
+    in_layout = ((CROSSED, _crossed(layout, e)), (WINDOWED, _windowed(layout, e, image)))
     found += [(fault, slots) for fault, slots in in_layout if slots]
     if not found:
         return None
@@ -72,8 +73,9 @@ def chosen_wrongly(layout: Layout, e: Equation) -> bool:
     return windows or divides_wrongly(e, cpu=layout.simulated)
 
 
-def _windowed(layout: Layout, e: Equation) -> Slots:
-    """Return the dimensions under a window that a convolution must have whole; see `WINDOWED`.
+def _windowed(layout: Layout, e: Equation, whole: frozenset[int]) -> Slots:
+    """Return the dimensions under a window that a convolution must have whole; see `WINDOWED`. Those of its image that
+    are `whole` already, for another reason, divide nothing.
 
     XLA is right where only the image is divided along them and no axis divides the output channels; and where the
     window is divided as well, as XLA divides a long one, of the gradient of a kernel, and each axis of the mesh divides
@@ -82,7 +84,8 @@ def _windowed(layout: Layout, e: Equation) -> Slots:
     c, (v, w) = e.contraction, (*e.ins[:2], None, None)[:2]
     if c is None or not c.windowed or v is None or w is None:
         return {}
-    image, window = layout.within(e, v), layout.within(e, w)
+    image = [() if d in whole else axes for d, axes in enumerate(layout.within(e, v))]
+    window = layout.within(e, w)
     length, places = layout.program.shapes[w], layout.program.shapes[e.outs[0]]
     divided = [
         (i, j, k) for i, j, k in c.windowed if (image[i] or window[j]) and length[j] > 1 and places[k] > 1
