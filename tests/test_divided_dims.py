@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import jaxshard_magic
+from jaxshard_magic.strategies.undivided import held_against_faults
 
 SIZE = 16  # of each dimension
 MESHES = {
@@ -340,3 +341,8 @@ def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plai
     want, got = jax.jit(train_step)(kernels, batch), step(kernels, batch)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
+    plan = step.planned(kernels, batch).plan
+    whole = any(finding.code == "kept-whole" for finding in plan.findings)
+    assert (
+        bool(held_against_faults(plan.run.layout)) == whole
+    )  # what constraints in code to take home can't say

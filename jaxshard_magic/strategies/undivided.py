@@ -84,8 +84,8 @@ def _windowed(layout: Layout, e: Equation, whole: frozenset[int]) -> Slots:
     c, (v, w) = e.contraction, (*e.ins[:2], None, None)[:2]
     if c is None or not c.windowed or v is None or w is None:
         return {}
-    image = [() if d in whole else axes for d, axes in enumerate(layout.within(e, v))]
-    window = layout.within(e, w)
+    image, window = (layout.between(x) if layout.batchy(x) else layout.within(e, x) for x in (v, w))
+    image = [() if d in whole else axes for d, axes in enumerate(image)]
     length, places = layout.program.shapes[w], layout.program.shapes[e.outs[0]]
     divided = [
         (i, j, k) for i, j, k in c.windowed if (image[i] or window[j]) and length[j] > 1 and places[k] > 1
