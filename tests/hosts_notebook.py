@@ -117,6 +117,18 @@ def later(seconds: float, do: Callable[[], Any]) -> list[float]:
     return at
 
 
+def once(is_so: Callable[[], bool], do: Callable[[], Any]) -> None:
+    """Do something in the middle of a cell, as soon as something is so, or after a minute."""
+
+    def waited() -> None:
+        end = time.monotonic() + 60
+        while not is_so() and time.monotonic() < end:
+            time.sleep(0.02)
+        do()
+
+    later(0, waited)
+
+
 def gone(pids: list[int], seconds: float = 10) -> bool:
     """Whether processes end within so many seconds."""
     end = time.monotonic() + seconds

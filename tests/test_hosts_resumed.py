@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts_notebook import SETUP, Hosts, later, opened
+from hosts_notebook import SETUP, Hosts, once, opened
 
 from jaxshard_magic.checkpoints.folder import META
 
@@ -73,7 +73,7 @@ def test_stopped_by_an_exception_on_one_host_it_saves_once_more_and_goes_on(
 
 
 def test_interrupted_it_saves_once_more_on_all_hosts(hosts: Hosts, tmp_path: Path):
-    later(2.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    once((tmp_path / "run" / "10").exists, lambda: os.kill(os.getpid(), signal.SIGINT))
     said, _ = hosts.fails(
         training(f"--checkpoint {tmp_path}/run --every 10", calls="10**6", then="time.sleep(0.05)")
     )
@@ -111,14 +111,11 @@ def test_a_host_is_killed_and_new_ones_go_on_with_the_same_numbers_and_so_does_w
         line = f"--checkpoint {tmp_path}/run --every 2 --resume"
         pids = hosts.pids
 
-        def kill_after_a_save() -> None:
-            end = time.monotonic() + 60
-            while not (tmp_path / "run" / "4").exists() and time.monotonic() < end:
-                time.sleep(0.01)
+        def kill() -> None:
             time.sleep(0.2)
             os.kill(pids[victim], signal.SIGKILL)
 
-        later(0, kill_after_a_save)
+        once((tmp_path / "run" / "4").exists, kill)
         said, _ = hosts.fails(training(line, then="time.sleep(0.1)"))
         assert f"host {victim} died (SIGKILL)" in said and said.endswith("starts new ones")
         saved = checkpoints(tmp_path / "run")[-1]
