@@ -128,7 +128,7 @@ def crossed_products() -> bool:
 
 
 def windowed_beside_channels() -> bool:
-    """The gradient of a kernel where an axis divides nothing, and a convolution where one divides output channels."""
+    """The gradient of a kernel where an axis divides nothing, or a convolution where one divides output channels."""
     mesh = jax.make_mesh((4, 2), ("other", "seq"), axis_types=(AxisType.Auto,) * 2)
     image, kernel = drawn(3, 8, 4), drawn(3, 4, 8)
 
@@ -142,9 +142,10 @@ def windowed_beside_channels() -> bool:
         pinned = lax.with_sharding_constraint(convolved(x, w), lies(None, "seq"))
         return (pinned**2).sum()
 
-    one = same(jax.grad(gradient), kernel, image, in_shardings=(lies(), lies(None, "seq")))
-    divided = (lies(None, "seq"), lies(None, None, "other"))
-    return one and same(
+    whole, places = lies(), lies(None, "seq")
+    one = same(jax.grad(gradient), kernel, image, in_shardings=(whole, places), out_shardings=whole)
+    divided = (places, lies(None, None, "other"))
+    return one or same(
         convolved, image, kernel, in_shardings=divided, out_shardings=lies(None, "seq", "other")
     )
 

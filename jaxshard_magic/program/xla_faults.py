@@ -82,6 +82,15 @@ def divides_wrongly(e: Equation, *, cpu: bool) -> bool:
     return grouped or e.name == "select_and_scatter_add" or whole_dimensions(e, cpu=cpu) is not None
 
 
+def windows_of(e: Equation) -> list[tuple[int, int, int]]:
+    """Return the dimensions (image, window, result) along which a convolution has a window of more than one element at
+    more than one place: those that `WINDOWED` may be about, whatever divides them."""
+    if e.contraction is None or not e.contraction.windowed:
+        return []
+    window, result = shape_of(e.eqn.invars[1]), shape_of(e.eqn.outvars[0])
+    return [(i, j, k) for i, j, k in e.contraction.windowed if window[j] > 1 and result[k] > 1]
+
+
 def bind_mended(e: Equation, values: list, divided: Divided, *, cpu: bool) -> list:
     """Compute `e`, in another form where XLA would be wrong.
 

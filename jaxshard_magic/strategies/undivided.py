@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.lines import users_line
-from ..program.xla_faults import CROSSED, WINDOWED, Fault, Slots, divides_wrongly, whole_dimensions
+from ..program.xla_faults import (
+    CROSSED,
+    WINDOWED,
+    Fault,
+    Slots,
+    divides_wrongly,
+    whole_dimensions,
+    windows_of,
+)
 from ..units import byte_text
 from .layout import Axes, Layout, Spec
 
@@ -68,9 +76,12 @@ def _at_fault(layout: Layout, e: Equation) -> tuple[Fault, Slots] | None:
 
 def chosen_wrongly(layout: Layout, e: Equation) -> bool:
     """Return whether XLA must not choose by itself which dimensions of `e` are divided."""
-    axes = [a for a, n in layout.mesh.shape.items() if n > 1]
-    windows = len(axes) > 1 and e.contraction is not None and bool(e.contraction.windowed)
-    return windows or divides_wrongly(e, cpu=layout.simulated)
+    return divides_wrongly(e, cpu=layout.simulated) or (several_axes(layout) and bool(windows_of(e)))
+
+
+def several_axes(layout: Layout) -> bool:
+    """Return whether the mesh has more than one axis that divides anything: on others XLA has no `WINDOWED`."""
+    return sum(n > 1 for n in layout.mesh.shape.values()) > 1
 
 
 def _windowed(layout: Layout, e: Equation, whole: frozenset[int]) -> Slots:
@@ -82,14 +93,12 @@ def _windowed(layout: Layout, e: Equation, whole: frozenset[int]) -> Slots:
     the image.
     """
     c, (v, w) = e.contraction, (*e.ins[:2], None, None)[:2]
-    if c is None or not c.windowed or v is None or w is None:
+    if c is None or v is None or w is None or not (windows := windows_of(e)):
         return {}
     image, window = (layout.between(x) if layout.batchy(x) else layout.within(e, x) for x in (v, w))
     image = [() if d in whole else axes for d, axes in enumerate(image)]
     length, places = layout.program.shapes[w], layout.program.shapes[e.outs[0]]
-    divided = [
-        (i, j, k) for i, j, k in c.windowed if (image[i] or window[j]) and length[j] > 1 and places[k] > 1
-    ]
+    divided = [(i, j, k) for i, j, k in windows if image[i] or window[j]]
     if any(window[j] or length[j] > places[k] for _, j, k in divided):
         axes = {a for along in image for a in along}
         right = all(a in axes or n == 1 for a, n in layout.mesh.shape.items())

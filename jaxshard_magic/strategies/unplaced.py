@@ -7,8 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..program.emit import Emitter
 from ..program.ir import Equation
-from ..program.xla_faults import Slots, bind_mended, whole_dimensions
+from ..program.xla_faults import bind_mended, whole_dimensions, windows_of
 from .layout import Layout
+from .undivided import several_axes
 
 
 class Unplaced(Emitter):
@@ -17,11 +18,14 @@ class Unplaced(Emitter):
 
     def __init__(self, layout: Layout, labels: Any = None):
         super().__init__(layout.program, labels)
-        self._mesh, self._cpu = layout.mesh, layout.simulated
+        self._mesh, self._cpu, self._several = layout.mesh, layout.simulated, several_axes(layout)
 
     def result(self, e: Equation, values: list) -> list:
         found = whole_dimensions(e, cpu=self._cpu)
-        slots: Slots = {} if found is None else found[1]
+        slots = {k: set(dims) for k, dims in ({} if found is None else found[1]).items()}
+        for dims in windows_of(e) if self._several else ():
+            for k, d in enumerate(dims):
+                slots.setdefault(k, set()).add(d)
         values = [self._whole(x, slots.get(k, ())) for k, x in enumerate(values)]
         outs = bind_mended(e, values, lambda _d: True, cpu=self._cpu)
         return [self._whole(x, slots.get(k, ())) for k, x in enumerate(outs, len(values))]
