@@ -17,13 +17,13 @@ from .region import Context, Emission, Region
 class Ahead(Region):
     """Loops whose weights are gathered before them, each weight once for all loops that read it.
 
-    `operands`: which of each loop's are, by the index of its equation. `gathers`: the values, outside of the calls
-    around it, that a loop is the first to read. `weights`: those inside, which lie as they are used. `narrow`: the
-    values that only products read which take them in bfloat16.
+    `operands`: those weights among each loop's operands, by position, by the index of its equation. `gathers`: the
+    values, outside of the calls around it, that a loop is the first to read. `weights`: those inside, which lie as they
+    are used. `narrow`: the values that only products read which take them in bfloat16.
     """
 
     layout: Layout
-    operands: Mapping[int, tuple[int, ...]]
+    operands: Mapping[int, Mapping[int, Value]]
     gathers: Mapping[int, tuple[Value, ...]]
     weights: frozenset[Value]
     narrow: frozenset[Value]
@@ -33,9 +33,8 @@ class Ahead(Region):
         return self.weights
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
-        for i in self.operands[e.index]:
-            if (v := e.ins[i]) is not None:
-                values[i] = self._brought(values[i], v, hold)
+        for i, v in self.operands[e.index].items():
+            values[i] = self._brought(values[i], v, hold)
         return rest(values)
 
     def _brought(self, x: Any, weight: Value, hold: Emission) -> Any:
@@ -51,7 +50,7 @@ class Ahead(Region):
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         """The gathered weights lie beside the divided ones until the loop ends."""
         layout = self.layout
-        read = (v for i in self.operands[e.index] if (v := e.ins[i]) is not None)
+        read = self.operands[e.index].values()
         return rest() + sum(layout.bytes_of(v, layout.in_use(v)) for v in read)
 
     def lies(self, value: Value) -> Spec | None:
@@ -62,7 +61,7 @@ def gathered_ahead(context: Context) -> Ahead:
     """The loops that the step enters once, where "once-gathered" was asked for. Not the weights that a loop steps over,
     of which each trip has its own."""
     layout, program = context.layout, context.layout.program
-    operands: dict[int, tuple[int, ...]] = {}
+    operands: dict[int, dict[int, Value]] = {}
     gathers: dict[int, tuple[Value, ...]] = {}
     weights, read, wide = set[Value](), set[Value](), set[Value]()
     if context.reduce == "once-gathered":
@@ -74,15 +73,14 @@ def gathered_ahead(context: Context) -> Ahead:
             if v is not None and not layout.batchy(v)
         }
         used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
-        called_in_place = program.top.walk(_runs_in_place)
-        for e in (e for e in called_in_place if e.name == "scan"):
+        for e in (e for e in program.top.walk(_runs_in_place) if e.name == "scan"):
             scope, n = e.doors[0].scope, scan_counts(e.params)[0]
-            chosen = [i for i in range(n) if scope.ins[i] in used and _divided(layout, e.ins[i])]
-            read_here = [(i, v) for i in chosen if (v := e.ins[i]) is not None]
-            known = {scope.ins[i]: _outside_of_calls(program, v) for i, v in read_here}
-            if not known:
+            constants = {i: v for i, v in enumerate(e.ins[:n]) if v is not None and scope.ins[i] in used}
+            chosen = {i: v for i, v in constants.items() if _divided(layout, v)}
+            if not chosen:
                 continue
-            operands[e.index] = tuple(chosen)
+            operands[e.index] = chosen
+            known = {scope.ins[i]: _outside_of_calls(program, v) for i, v in chosen.items()}
             gathers[e.index] = tuple(dict.fromkeys(v for v in known.values() if v not in read))
             weights |= _made_of(layout, scope, {*known})
             wide |= {v for inside, v in known.items() if not read_narrow(layout, inside)}
@@ -103,8 +101,8 @@ def _outside_of_calls(program: Program, value: Value) -> Value:
     return value
 
 
-def _divided(layout: Layout, value: Value | None) -> bool:
-    if value is None or layout.batchy(value):
+def _divided(layout: Layout, value: Value) -> bool:
+    if layout.batchy(value):
         return False
     in_use = {a for axes in layout.in_use(value) for a in axes}
     return any(a not in in_use for axes in layout.at_rest(value) for a in axes)
