@@ -15,6 +15,7 @@ from .primitives import called, is_literal, opened, scan_counts, shape_of, witho
 from .primitives.contractions import Contraction
 from .primitives.factors import Factors
 from .primitives.primitive import Primitive
+from .primitives.sharding_rules import ShardingRule
 from .primitives.table import primitive_of
 
 Value = int  # the number of a value; a dimension is numbered Program.node(value, dim)
@@ -73,6 +74,16 @@ class Equation:
     @property
     def name(self) -> str:
         return self.eqn.primitive.name
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its operands, then of its results."""
+        return [shape_of(v) for v in (*self.eqn.invars, *self.eqn.outvars)]
+
+    @property
+    def sharding_rule(self) -> ShardingRule:
+        """The dimensions that its operands and results share, and what becomes of their places."""
+        return self.primitive.sharding_rule(self)
 
     @property
     def factors(self) -> Factors | None:

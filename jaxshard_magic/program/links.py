@@ -6,6 +6,7 @@ from functools import cached_property
 
 from .indices import Indices
 from .ir import Equation, Program, Value
+from .primitives.sharding_rules import At
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,49 +44,59 @@ class Links:
     cut: list[tuple[int, int]] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
 
-    def link(
-        self, e: Equation | None, a: Value | None, da: int, b: Value | None, db: int, alike: bool = True
-    ) -> None:
-        if a is not None and b is not None:
-            p = self.program
-            self.links.append(Link(p.first[a] + da, p.first[b] + db, e.index if e else None, alike))
-
-    def split(self, e: Equation, whole: int, parts: Iterable[int]) -> None:
-        self.splits.append(Split(whole, tuple(parts), e.index))
-
     @cached_property
     def indices(self) -> Indices:
         return Indices(self.program)
 
-    def shape(self, value: Value | None) -> tuple[int, ...]:
-        return () if value is None else self.program.shapes[value]
-
     def same(self, a: Value | None, b: Value | None, lead: int = 0) -> None:
-        """All dimensions one to one through a door; `lead` = 1: a loop dimension of `a` is not in `b`."""
-        for d in range(len(self.shape(b))):
-            self.link(None, a, d + lead, b, d)
+        """Link all dimensions one to one through a door; `lead` = 1: a loop dimension of `a` is not in `b`."""
+        if a is not None and b is not None:
+            nodes = zip(self.program.nodes(a)[lead:], self.program.nodes(b), strict=False)
+            self.links += [Link(x, y, None, alike=True) for x, y in nodes]
+
+    def bodies(self, e: Equation) -> None:
+        """Link what enters bodies, leaves them and goes round their loops."""
+        for door in e.doors:
+            for a, b, lead in door.into:
+                self._through(a, b, lead)
+            for a, b, lead in door.out:
+                self._through(b, a, lead)
+            for a, b in (*door.loop, *door.skip):
+                self.same(a, b)
+
+    def _through(self, outside: Value | None, inside: Value | None, lead: int) -> None:
+        self.same(outside, inside, lead)
+        if lead and outside is not None:
+            self.looped.add(self.program.node(outside, 0))
+
+    def equation(self, e: Equation) -> None:
+        """Link what the sharding rule of an equation without bodies says."""
+        values, rule = (*e.ins, *e.outs), e.sharding_rule
+
+        def nodes(*ats: At) -> list[int]:  # a literal has none
+            at_values = ((values[slot], d) for slot, d in ats)
+            return [self.program.node(v, d) for v, d in at_values if v is not None]
+
+        def link(dims: Iterable[At], alike: bool) -> None:
+            first, *others = nodes(*dims) or [0]
+            self.links += [Link(first, n, e.index, alike) for n in others]
+
+        for shared in rule.shared:
+            link(shared.dims.items(), shared.stored_alike)
+        for column, d in enumerate(rule.indexed):
+            own = self.indices.counted(e.ins[1], column)  # each row is looked up by its own number
+            if own is not None and e.shapes[0][d] == e.shapes[1][own]:
+                link([(0, d), (1, own)], alike=False)
+        ends = (nodes(*pair) for pair in rule.parts)
+        self.cut += [(pair[0], pair[1]) for pair in ends if len(pair) == 2]
+        self.windowed.update(nodes(*rule.windows))
+        for whole, parts in rule.splits if None not in e.ins else ():
+            self.splits += [Split(n, tuple(nodes(*parts)), e.index) for n in nodes(whole)]
 
 
 def find_links(program: Program) -> Links:
     """The links of every equation of `program`, bodies included."""
     links = Links(program)
     for e in program.equations:
-        if e.doors:
-            _through_doors(links, e)
-        else:
-            e.primitive.dims(links, e)
+        (links.bodies if e.doors else links.equation)(e)
     return links
-
-
-def _through_doors(links: Links, e: Equation) -> None:
-    for door in e.doors:
-        for a, b, lead in door.into:
-            links.same(a, b, lead)
-            if lead and a is not None:
-                links.looped.add(links.program.node(a, 0))
-        for a, b, lead in door.out:
-            links.same(b, a, lead)
-            if lead and b is not None:
-                links.looped.add(links.program.node(b, 0))
-        for a, b in (*door.loop, *door.skip):
-            links.same(a, b)

@@ -32,8 +32,8 @@ from .order_states import (
     stacked,
 )
 from .primitives import bind, called, is_literal, scan_counts, shape_of
-from .primitives.dims import along, reduced
 from .primitives.primitive import Kind
+from .primitives.sharding_rules import along, reduced
 
 _WHOLE = "iub"  # kinds of numpy's types of whole numbers and truth values
 

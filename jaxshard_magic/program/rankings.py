@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from jax import lax
 
 from .ir import Equation, Program, Value
-from .primitives.dims import along, reduced
 from .primitives.primitive import Kind
+from .primitives.sharding_rules import along, reduced
 
 
 @dataclass(frozen=True)

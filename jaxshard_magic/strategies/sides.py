@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..program.ir import Equation, Value
-from ..program.primitives.dims import reduced
 from ..program.primitives.factors import broadcast
 from ..program.primitives.primitive import Kind
+from ..program.primitives.sharding_rules import reduced
 from ..program.unionfind import UnionFind
 from .changes import bytes_sent
 from .cut import Network, Node

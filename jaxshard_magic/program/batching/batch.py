@@ -17,8 +17,8 @@ from math import prod
 from ..dimensions import Dimensions
 from ..ir import Equation
 from ..primitives import scan_counts
-from ..primitives.dims import along, reduced
 from ..primitives.primitive import Kind
+from ..primitives.sharding_rules import along, reduced
 from ..roles import PARAMS, Roles
 from ..shardy import Division, Partitioner
 from .joins import find_joins

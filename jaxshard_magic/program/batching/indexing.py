@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from ..primitives import dims
+from ..primitives.sharding_rules import along
 from .examples import CONSTANT, Constant, Label, Places, Rows, Size, Sum
 from .site import Lost, Site, factor, left_of, moved, number, scale_of
 
@@ -20,7 +20,7 @@ def _leaves(site: Site, dim: int) -> bool:
     if "padding_config" in site.params:
         return not any(site.params["padding_config"][dim])
     if site.e.primitive.along:
-        return dim not in dims.along(site.params, len(site.shape(0)))
+        return dim not in along(site.params, len(site.shape(0)))
     return site.out[dim] == site.shape(0)[dim]
 
 

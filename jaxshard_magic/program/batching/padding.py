@@ -13,8 +13,8 @@ from ..emit import Emitter
 from ..ir import Equation, Program, Scope, Value
 from ..primitives import bind, is_literal, shape_of
 from ..primitives.contractions import Contraction
-from ..primitives.dims import along
 from ..primitives.primitive import Kind
+from ..primitives.sharding_rules import along
 from .follow import told
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from ..primitives import dims
+from ..primitives import sharding_rules
 from .examples import Constant, Label, Places, Rows, Sum, sized
 from .site import Lost, Site, common, left_of, moved, number, scale_of
 
@@ -119,7 +119,7 @@ def reduce_sum(site: Site) -> Label:
 
 
 def reduce_exact(site: Site) -> Label | list[Label]:
-    gone = dims.reduced(site.params)
+    gone = sharding_rules.reduced(site.params)
     label = site.all_exact()
     if isinstance(label, Rows) and label.dim in gone:
         raise Lost
@@ -148,7 +148,7 @@ def iota(site: Site) -> Label:
 def along(site: Site) -> list[Label]:
     """Works along one dimension, on each example by itself if that is another one than theirs."""
     label = site.all_exact()
-    if isinstance(label, Rows) and label.dim in dims.along(site.params, len(site.shape(0))):
+    if isinstance(label, Rows) and label.dim in sharding_rules.along(site.params, len(site.shape(0))):
         raise Lost
     return [label] * len(site.e.outs)
 

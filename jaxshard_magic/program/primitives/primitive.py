@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from . import dims as dimensions
+from . import sharding_rules
 from .contractions import Contraction, Shape, dot_work
 from .factors import Factors
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ..batching.examples import Label
     from ..batching.site import Site
     from ..ir import Equation
-    from ..links import Links
 
 
 class Kind(Enum):
@@ -59,10 +58,10 @@ class Primitive:
     """What each kind of primitive has to say stands in
     `tests/test_primitives.py`.
 
-    `dims` links the dimensions that correspond; `follow` says how the results follow the batch; `contraction` gives a
-    product's dimensions from its parameters and its operands' shapes, and `work` its multiply-adds; `counts` gives
-    those of what is several products. `factors` gives those of what keeps numbers under other dimensions, from its
-    parameters and the shapes of its operand and result.
+    `sharding_rule` gives the dimensions that operands and results share; `follow` says how the results follow the
+    batch; `contraction` gives a product's dimensions from its parameters and its operands' shapes, and `work` its
+    multiply-adds; `counts` gives those of what is several products. `factors` gives those of what keeps numbers under
+    other dimensions, from its parameters and the shapes of its operand and result.
 
     `linear` are the operands that it is linear in, taken together; with `in_each` it is in either of the first two
     alone. Of a reduction, `joins` puts the results of two halves together, and `fill` (dtype -> number) is what changes
@@ -70,7 +69,7 @@ class Primitive:
     """
 
     kind: Kind
-    dims: Callable[["Links", "Equation"], None] = dimensions.same_places
+    sharding_rule: "Callable[[Equation], sharding_rules.ShardingRule]" = sharding_rules.same_numbers
     follow: "Callable[[Site], Label | list[Label]] | None" = None
     contraction: Callable[[Mapping[str, Any], Sequence[Shape]], Contraction] | None = None
     factors: Callable[[Mapping[str, Any], Shape, Shape], Factors] | None = None
@@ -123,4 +122,4 @@ class Primitive:
     @property
     def scatters(self) -> bool:
         """Whether it sets or adds its updates into its first operand, at places that another operand names."""
-        return self.dims is dimensions.scatter
+        return self.sharding_rule is sharding_rules.scatter

@@ -1,7 +1,8 @@
 """The table of primitives: a row each. Everybody who treats primitives in different ways asks it.
 
-To add a primitive, add a row; `tests/test_primitives.py` says what it lacks. A primitive without a row is taken for an
-elementwise one where its dimensions are linked, and for none that follows a batch.
+To add a primitive, add a row; `tests/test_primitives.py` says what it lacks, `tests/test_sharding_rules.py` whether its
+dimensions do as the rule of its kind says. Of a primitive without a row dimensions of the same number and size are
+linked, and it follows no batch.
 """
 
 from dataclasses import replace
@@ -11,12 +12,27 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..batching import indexing, rules
-from . import contractions, dims, factors
+from . import contractions, factors, sharding_rules
 from .jaxprs import BODIES
 from .primitive import Across, Kind, Primitive, Runs
 
 TABLE: dict[str, Primitive] = {}
 UNKNOWN = Primitive(kind=Kind.UNKNOWN)
+# The sharding rule of rows that name none; of other kinds dimensions of the same number and size are one.
+_RULE_OF_KIND = {
+    Kind.PRODUCT: sharding_rules.product,
+    Kind.ATTENTION: sharding_rules.attention,
+    Kind.ELEMENTWISE: sharding_rules.elementwise,
+    Kind.SHAPE: sharding_rules.shape,
+    Kind.CUT: sharding_rules.cut,
+    Kind.REDUCTION: sharding_rules.reduction,
+    Kind.RUNNING: sharding_rules.running,
+    Kind.ORDER: sharding_rules.beside,
+    Kind.WINDOW: sharding_rules.window,
+    Kind.MATRIX: sharding_rules.matrices,
+    Kind.EACH: sharding_rules.each,
+    Kind.SOURCE: sharding_rules.no_dimensions,
+}
 FIRST, TWO, ALL = slice(1), slice(2), slice(None)  # the operands that a primitive is linear in
 
 
@@ -27,8 +43,10 @@ def primitive_of(name: str) -> Primitive:
 
 def _add(names: str, kind: Kind, **facts: Any) -> None:
     """The same row for several primitives; a name of two groups takes what both say."""
+    rule = _RULE_OF_KIND.get(kind, sharding_rules.same_numbers)
     for name in names.split():
-        TABLE[name] = replace(TABLE[name], **facts) if name in TABLE else Primitive(kind=kind, **facts)
+        row = TABLE.get(name) or Primitive(kind=kind, sharding_rule=rule)
+        TABLE[name] = replace(row, **facts)
 
 
 def zero(dtype: Any) -> Any:
@@ -51,7 +69,6 @@ def most(dtype: Any) -> Any:
 
 # Products: matmuls and convolutions.
 _PRODUCT = {
-    "dims": dims.product,
     "follow": rules.product,
     "in_each": True,
     "fill": zero,
@@ -67,7 +84,7 @@ _add("scaled_dot", Kind.PRODUCT, contraction=contractions.dot, **_PRODUCT)
 _add("scaled_matmul_wrapper", Kind.PRODUCT, contraction=contractions.scaled_matmul, **_PRODUCT)
 
 # Attention as one primitive (`program/attention/fused.py`), and its gradient.
-_ATTENTION = {"dims": dims.attention, "follow": rules.attention, "pinned": True, "kept": True, "mixes": True}
+_ATTENTION = {"follow": rules.attention, "pinned": True, "kept": True, "mixes": True}
 _add("attention", Kind.ATTENTION, counts=contractions.attention_work, **_ATTENTION)
 _add("attention_gradient", Kind.ATTENTION, counts=contractions.attention_gradient_work, **_ATTENTION)
 
@@ -115,7 +132,7 @@ _add("mesh_cast layout_constraint pvary pcast stage", Kind.ELEMENTWISE, follow=r
 _add("optimization_barrier", Kind.EACH, follow=rules.passed_on, runs=Runs.FOLLOW)
 
 # Under other dimensions.
-_SHAPE = {"dims": dims.shape, "follow": rules.shape, "linear": FIRST, "alias": True, "moves": True}
+_SHAPE = {"follow": rules.shape, "linear": FIRST, "alias": True, "moves": True}
 _SHAPE |= {"runs": Runs.FOLLOW}
 _add("broadcast_in_dim", Kind.SHAPE, factors=factors.broadcast, **_SHAPE)
 _add("transpose", Kind.SHAPE, factors=factors.transpose, relaid=True, **_SHAPE)
@@ -124,36 +141,54 @@ _add("squeeze", Kind.SHAPE, factors=factors.squeeze, relaid=True, **_SHAPE)
 _add("expand_dims", Kind.SHAPE, factors=factors.expand_dims, **_SHAPE)
 
 # Parts of arrays.
+_BESIDE = {"sharding_rule": sharding_rules.beside, "along": True}
 _CUT = {"moves": True, "runs": Runs.FOLLOW}
 _add("slice", Kind.CUT, follow=indexing.cut, linear=FIRST, alias=True, part=True, cuts=True, **_CUT)
 _add("dynamic_slice", Kind.CUT, follow=indexing.dynamic_slice, linear=FIRST, part=True, cuts=True, **_CUT)
 _add("dynamic_update_slice", Kind.CUT, follow=indexing.update_slice, linear=TWO, cuts=True, kept=True)
 _add("dynamic_update_slice", Kind.CUT, runs=Runs.FOLLOW)
-_add("rev", Kind.CUT, follow=indexing.cut, linear=FIRST, part=True, along=True, **_CUT)
-_add("split", Kind.CUT, follow=indexing.cut, linear=FIRST, cuts=True, along=True, **_CUT)
-_add("concatenate", Kind.CUT, follow=indexing.concatenate, linear=ALL, cuts=True, along=True, **_CUT)
+_add("rev", Kind.CUT, follow=indexing.cut, linear=FIRST, part=True, **_BESIDE, **_CUT)
+_add("split", Kind.CUT, follow=indexing.cut, linear=FIRST, cuts=True, **_BESIDE, **_CUT)
+_add("concatenate", Kind.CUT, follow=indexing.concatenate, linear=ALL, cuts=True, **_BESIDE, **_CUT)
 _add("concatenate", Kind.CUT, pinned=True, kept=True)
 _add("pad", Kind.CUT, follow=indexing.pad, linear=TWO, cuts=True, pinned=True, **_CUT)
 _add("tile", Kind.CUT, follow=indexing.tile, linear=FIRST, **_CUT)
-_add("stack", Kind.CUT, follow=indexing.stack, linear=ALL, dims=dims.stack, pinned=True, kept=True, **_CUT)
-_add("unstack", Kind.CUT, follow=indexing.unstack, linear=FIRST, dims=dims.unstack, alias=True, **_CUT)
+_add(
+    "stack",
+    Kind.CUT,
+    follow=indexing.stack,
+    linear=ALL,
+    sharding_rule=sharding_rules.stack,
+    pinned=True,
+    kept=True,
+    **_CUT,
+)
+_add(
+    "unstack",
+    Kind.CUT,
+    follow=indexing.unstack,
+    linear=FIRST,
+    sharding_rule=sharding_rules.unstack,
+    alias=True,
+    **_CUT,
+)
 
 # Elements of the blocks of a scan (`program/scans.py`), to all devices and back.
-_add("gather_blocks divide_blocks", Kind.CUT, follow=indexing.cut, linear=FIRST, along=True, pinned=True)
+_add("gather_blocks divide_blocks", Kind.CUT, follow=indexing.cut, linear=FIRST, **_BESIDE, pinned=True)
 _add("gather_blocks divide_blocks", Kind.CUT, **_CUT)
 
 # At places that another operand names.
 _add(
     "gather",
     Kind.LOOKUP,
-    dims=dims.gather,
+    sharding_rule=sharding_rules.gather,
     follow=indexing.gather,
     mixes=True,
     pinned=True,
     kept=True,
     **_CUT,
 )
-_SCATTER = {"dims": dims.scatter, "follow": indexing.scatter, "kept": True}
+_SCATTER = {"sharding_rule": sharding_rules.scatter, "follow": indexing.scatter, "kept": True}
 _add("scatter scatter-mul scatter_mul scatter-min scatter_min", Kind.LOOKUP, **_SCATTER)
 _add("scatter-max scatter_max scatter-apply", Kind.LOOKUP, **_SCATTER)
 _add("scatter", Kind.LOOKUP, linear=slice(0, None, 2))
@@ -162,8 +197,8 @@ _add("scatter-add scatter_add", Kind.LOOKUP, linear=slice(0, None, 2), adds=True
 _add("scatter-add scatter_add", Kind.LOOKUP, fill=zero, rounds=True, runs=Runs.FLOAT)
 
 # Dimensions left out.
-_EXACT = {"dims": dims.reduction, "follow": rules.reduce_exact}  # not linear
-_add("reduce_sum", Kind.REDUCTION, dims=dims.reduction, follow=rules.reduce_sum, linear=FIRST, joins=lax.add)
+_EXACT = {"follow": rules.reduce_exact}  # not linear
+_add("reduce_sum", Kind.REDUCTION, follow=rules.reduce_sum, linear=FIRST, joins=lax.add)
 _add("reduce_sum", Kind.REDUCTION, fill=zero, kept=True, rounds=True, runs=Runs.FLOAT)
 _add("reduce_prod", Kind.REDUCTION, joins=lax.mul, fill=one, rounds=True, runs=Runs.FLOAT, **_EXACT)
 _add("reduce_max", Kind.REDUCTION, joins=lax.max, fill=least, kept=True, runs=Runs.FOLLOW, **_EXACT)
@@ -190,20 +225,20 @@ for _names, _combine in (
     ("cummin", lax.min),
     ("cumlogsumexp", jnp.logaddexp),
 ):
-    _add(_names, Kind.RUNNING, dims=dims.running, running=_combine)
+    _add(_names, Kind.RUNNING, running=_combine)
 _add("sort", Kind.ORDER, cuts=True, mixes=True, kept=True, **_ALONG)
 _add("top_k", Kind.ORDER, places=1, runs=Runs.FOLLOW, **_ALONG)
 _add("approx_top_k", Kind.ORDER, places=1, **_ALONG)
 
 # Under a window.
-_WINDOW = {"dims": dims.window, "follow": indexing.window}
+_WINDOW = {"follow": indexing.window}
 _add("reduce_window", Kind.WINDOW, kept=True, **_WINDOW)
 _add("reduce_window_sum", Kind.WINDOW, adds=True, kept=True, rounds=True, runs=Runs.FLOAT, **_WINDOW)
 _add("reduce_window_max", Kind.WINDOW, kept=True, runs=Runs.FOLLOW, **_WINDOW)
 _add("reduce_window_min", Kind.WINDOW, runs=Runs.FOLLOW, **_WINDOW)
 _add("select_and_scatter_add", Kind.WINDOW, adds=True, **_WINDOW)
 _add("select_and_gather_add", Kind.WINDOW, kept=True, **_WINDOW)
-_add("select_and_scatter", Kind.WINDOW, dims=dims.window, follow=rules.lost)
+_add("select_and_scatter", Kind.WINDOW, follow=rules.lost)
 
 # Matrices in the last dimensions.
 _add("lu_pivots_to_permutation", Kind.MATRIX, follow=rules.matrices, inner=1)
@@ -215,12 +250,18 @@ for _names in ("geqp3 hessenberg ormqr symmetric_product tridiagonal tridiagonal
     _add(_names, Kind.MATRIX, follow=rules.lost, unseen=True)
 
 # Random numbers and their keys.
-_add("random_wrap random_unwrap", Kind.RANDOM, dims=dims.keyed, follow=rules.elementwise, alias=True)
+_add(
+    "random_wrap random_unwrap",
+    Kind.RANDOM,
+    sharding_rule=sharding_rules.keyed,
+    follow=rules.elementwise,
+    alias=True,
+)
 _add("random_seed random_fold_in random_clone", Kind.RANDOM, follow=rules.elementwise)
-_add("threefry2x32", Kind.RANDOM, dims=dims.nothing, follow=rules.elementwise)
-_add("random_bits random_split", Kind.RANDOM, dims=dims.keyed, follow=rules.draw)
-_add("random_gamma", Kind.RANDOM, dims=dims.keyed, follow=rules.gamma)
-_add("random_gamma_grad", Kind.RANDOM, dims=dims.nothing, follow=rules.lost)
+_add("threefry2x32", Kind.RANDOM, sharding_rule=sharding_rules.no_dimensions, follow=rules.elementwise)
+_add("random_bits random_split", Kind.RANDOM, sharding_rule=sharding_rules.keyed, follow=rules.draw)
+_add("random_gamma", Kind.RANDOM, sharding_rule=sharding_rules.keyed, follow=rules.gamma)
+_add("random_gamma_grad", Kind.RANDOM, sharding_rule=sharding_rules.no_dimensions, follow=rules.lost)
 _add("random_wrap threefry2x32 random_bits random_split random_fold_in random_seed", Kind.RANDOM, keyed=True)
 _add("random_bits random_gamma random_split threefry2x32", Kind.RANDOM, counted=True)
 _add("random_bits threefry2x32", Kind.RANDOM, kept=True)
@@ -235,7 +276,7 @@ _add("reduce_scatter", Kind.COLLECTIVE, follow=rules.scattered, adds=True, **_PA
 _add("all_to_all", Kind.COLLECTIVE, follow=rules.exchanged, **_PARTS)
 _add("axis_index ragged_all_to_all pgather", Kind.COLLECTIVE, follow=rules.lost, **_PARTS)
 
-_add("iota", Kind.SOURCE, dims=dims.nothing, follow=rules.iota)
+_add("iota", Kind.SOURCE, follow=rules.iota)
 
 # What runs equations of its own, and what nothing is known of.
 for _names in ("scan while cond", " ".join(BODIES)):
@@ -244,7 +285,11 @@ _add("scan while cond", Kind.BODY, kept=True)
 _add("remat2 checkpoint", Kind.BODY, remat=True)
 _add("custom_jvp_call custom_vjp_call", Kind.BODY, custom=True)
 _add("pallas_call custom_call", Kind.OPAQUE, kept=True)
-_add("shard_map custom_partitioning pure_callback io_callback", Kind.OPAQUE, dims=dims.nothing)
+_add(
+    "shard_map custom_partitioning pure_callback io_callback",
+    Kind.OPAQUE,
+    sharding_rule=sharding_rules.no_dimensions,
+)
 for _names in (
     "shard_map pallas_call custom_partitioning custom_linear_solve xla_pmap ffi_call pure_callback io_callback",
     "dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd",

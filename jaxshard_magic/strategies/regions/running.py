@@ -14,8 +14,8 @@ from jax import lax
 from ...plan import Sent
 from ...program.ir import Equation
 from ...program.primitives import bind, shape_of
-from ...program.primitives.dims import along
 from ...program.primitives.primitive import Kind
+from ...program.primitives.sharding_rules import along
 from ..layout import Axes, Layout, Spec
 from .region import Context, Emission, Region
 

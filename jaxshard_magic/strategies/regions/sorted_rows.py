@@ -20,7 +20,7 @@ from ...program.ir import Equation, Value
 from ...program.labels import COMBINE, DISPATCH
 from ...program.order_states import Known
 from ...program.primitives import bind
-from ...program.primitives.dims import reduced
+from ...program.primitives.sharding_rules import reduced
 from ...program.sizes import nbytes
 from ..away import Away, find_away
 from ..layout import Axes, Layout, Spec, partition_spec
