@@ -348,3 +348,28 @@ def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plai
     whole = any(finding.code == "kept-whole" for finding in plan.findings)
     lines = held_against_faults(plan.run.layout) if isinstance(plan.run, Hold) else ()
     assert bool(lines) == whole  # what constraints in code to take home can't say
+
+
+@pytest.mark.parametrize("strategy, mesh", [("dp", "cpu:4 data=4"), ("fsdp+tp", "cpu:8 data=4 model=2")])
+@pytest.mark.parametrize("start", [2, 11, -3])
+def test_a_window_of_rows_that_begins_too_late_is_the_last_one(strategy, mesh, start):
+    """As `dynamic_slice` has it on one device, of a data set and in the gradient of what is set into a batch."""
+
+    def step(params, data, start):
+        def loss(params):
+            rows = jax.lax.dynamic_slice_in_dim(data, start, 8)
+            made = rows @ params
+            late = jax.lax.dynamic_update_slice_in_dim(made, made[:4].mean() * made[4:], start, 0)
+            return (rows.T @ late).sum() + jnp.sin(late).sum()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        return params - 0.01 * gradient, value
+
+    params, data = (
+        np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((4, 6), (16, 4))
+    )
+    got = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, data, np.int32(start))
+    with jax.disable_jit():
+        want = step(params, data, np.int32(start))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

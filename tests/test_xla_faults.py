@@ -103,6 +103,15 @@ def narrow_products() -> bool:
     return same(product, drawn(8, 2).astype(jnp.bfloat16), drawn(2, 16, 8).astype(jnp.bfloat16))
 
 
+def late_slices() -> bool:
+    def late(x, start):
+        whole = lax.with_sharding_constraint(lax.dynamic_slice(x, (start, 0), (8, 3)), on())
+        return lax.with_sharding_constraint(whole, on("data"))
+
+    x = drawn(16, 3)
+    return bool((jax.jit(late)(x, jnp.int32(11)) == x[8:]).all())
+
+
 def divided_groups() -> bool:
     """The gradient of each example, which are the groups of a convolution."""
 
@@ -161,6 +170,7 @@ RIGHT: dict[str, Callable[[], bool]] = {
     ),
     "the layout in memory of a Fourier transform's operand and result": memory_of_transforms,
     "a product of several matrices in bfloat16 with a result in float32": narrow_products,
+    "a slice that would reach beyond the end, and is divided afterwards,": late_slices,
     "a convolution whose groups are divided": divided_groups,
     CROSSED.name: crossed_products,
     WINDOWED.name: windowed_beside_channels,

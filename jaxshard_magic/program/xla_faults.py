@@ -245,6 +245,16 @@ def _groups_of_nothing(e: Equation, values: list, _divided: Divided) -> list | N
     return [jnp.zeros(out.shape, out.dtype)] if any(not x.size for x in values) else None
 
 
+def _begun_within(e: Equation, values: list, _divided: Divided) -> list | None:
+    """Slice from where XLA would begin, which is never so late that the slice would reach beyond the end."""
+    if e.name != "dynamic_slice":
+        return None
+    x, *starts = values
+    last = [size - length for size, length in zip(x.shape, e.params["slice_sizes"], strict=True)]
+    pairs = zip(starts, last, strict=True)
+    return bind(e.eqn, [x, *(lax.clamp(jnp.zeros_like(i), i, jnp.full_like(i, end)) for i, end in pairs)])
+
+
 CROSSED = Fault(
     "a product over several dimensions, one divided alike in both operands and others by one axis crosswise,",
     "gives wrong numbers",
@@ -303,6 +313,12 @@ FAULTS = (
         "has no kernel for some, and stops when the program runs",
         cpu=True,
         instead=_multiplied_wide,
+    ),
+    Fault(
+        "a slice that would reach beyond the end, and is divided afterwards,",
+        "takes the parts from behind the end: it adds the start of a part to the start that was given",
+        mended=(0, 12),
+        instead=_begun_within,
     ),
     Fault(
         "a convolution whose groups are divided",
