@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from followed import MEAN, W, X, case, check, normal
 from jax import lax
 from thinned import thinned
 
+import jaxshard_magic
 from jaxshard_magic.gradients.remat import products_saveable
 from jaxshard_magic.program.batching.examples import Sum, Unknown
 from jaxshard_magic.program.counts import Counts
@@ -270,3 +272,51 @@ def test_numbers_of_rows_that_go_round_in_their_type_are_no_order(dtype):
 def test_sorted_rows_among_the_outputs_are_unknown_and_their_sum_is_not():
     made = case(lambda p, x: ((rows := ordered(p, x)[2]).sum(), rows), P, X)
     assert made.labels[0] == Sum() and isinstance(made.labels[1], Unknown)
+
+
+def carried(p, x):
+    """Layers whose sorted rows a loop carries, and which are put back after the last."""
+    keys = jnp.argmax(x @ p["route"], -1)
+    order, sizes = jnp.argsort(keys), jnp.bincount(keys, length=E)
+    layer = lambda rows, w: (rows + jnp.tanh(lax.ragged_dot(rows, w, sizes)), None)  # noqa: E731
+    rows, _ = lax.scan(layer, x[order], p["layers"])
+    return jnp.zeros_like(x).at[order].set(rows)
+
+
+def mixed_on_the_way(p, x):
+    keys = jnp.argmax(x @ p["route"], -1)
+    order = jnp.argsort(keys)
+    rows, _ = lax.scan(lambda rows, w: (rows + jnp.roll(rows, 1, 0) @ w[0], None), x[order], p["layers"])
+    return jnp.zeros_like(x).at[order].set(rows)
+
+
+LAYERS = {"route": normal(1, 8, E), "layers": 0.3 * normal(2, 3, E, 8, 8)}
+
+
+def test_rows_that_a_loop_carries_stay_in_their_order_unless_it_mixes_them():
+    def orders(model):
+        loss = lambda p, x: (model(p, x) ** 2).mean()  # noqa: E731
+        return Orders(Program(jax.make_jaxpr(jax.grad(loss))(LAYERS, normal(3, 16, 8))))
+
+    kept, mixed = orders(carried), orders(mixed_on_the_way)
+    assert len(kept.products) == 3 and not kept.lost, "forward, and the gradients of rows and weights"
+    assert mixed.lost
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "options"),
+    [("ep", "cpu:8 data=2 expert=4", {}), ("dp", "cpu:4 data=4", {"microbatches": 2})],
+)
+def test_layers_whose_sorted_rows_a_loop_carries_are_divided(strategy, mesh, options):
+    def step(p, x):
+        value, gradients = jax.value_and_grad(lambda p: ((carried(p, x) - 1) ** 2).mean())(p)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, p, gradients), value
+
+    sharded = jaxshard_magic.shard(step, strategy, mesh=mesh, **options)
+    x = normal(3, 32, 8)
+    for got, want in zip(*map(jax.tree.leaves, (sharded(LAYERS, x), step(LAYERS, x))), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    plan = sharded.planned(LAYERS, x).plan
+    assert not [f for f in plan.findings if "no sum over examples" in f.message]
+    specs = {leaf.path: tuple(leaf.spec) for leaf in plan.leaves}
+    assert ("expert" in specs["p.layers"]) == (strategy == "ep")

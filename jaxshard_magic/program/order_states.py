@@ -39,7 +39,7 @@ class Table:
         return self._each[rows]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Numbers:
     """Row i along `dim` is `table[k]`, and k is i itself without `order`; else it is which row the equation `order`
     sorted to place i, or, `back`, the place that it sorted row i to."""
@@ -76,8 +76,13 @@ class Lookup:
     each: int
 
 
-State = Sorted | Numbers | Known | Mixed | None  # None: rows as the program has them
-MIXED = Mixed()
+@dataclass(frozen=True)
+class Unreached:
+    """Nothing has reached a value yet, while orders are solved for."""
+
+
+State = Sorted | Numbers | Known | Mixed | Unreached | None  # None: rows as the program has them
+MIXED, UNREACHED = Mixed(), Unreached()
 
 
 def ordered(state: State) -> bool:

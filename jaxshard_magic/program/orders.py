@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 from .counts import Counts
-from .ir import Door, Equation, Program, Scope, Value
+from .ir import Equation, Program, Value
 from .order_states import (
     MIXED,
+    UNREACHED,
     Known,
     Lookup,
     Mixed,
@@ -31,21 +32,24 @@ from .order_states import (
     sorted_in,
     stacked,
 )
-from .primitives import bind, called, is_literal, scan_counts, shape_of
+from .primitives import bind, is_literal, shape_of
 from .primitives.primitive import Kind
 from .primitives.sharding_rules import along, reduced
+from .solver import Domain, solve
 
 _WHOLE = "iub"  # kinds of numpy's types of whole numbers and truth values
 
 
-class Orders:
+class Orders(Domain[State]):
     """What `program` sorts, and what becomes of the rows.
 
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
     the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
-    `backs`: what sorts an order back. `products`: those of
-    groups whose rows were sorted by group. `lost`: orders whose rows were mixed with others, by what first.
+    `backs`: what sorts an order back. `products`: those of groups whose rows were sorted by group. `lost`: orders whose
+    rows were mixed with others, by what first.
     """
+
+    bottom: State = UNREACHED
 
     def __init__(self, program: Program):
         self.program = program
@@ -57,8 +61,10 @@ class Orders:
         self.lost: dict[int, int] = {}
         self._even: dict[tuple[Value, int], bool] = {}
         self._made: dict[tuple, Table | Known] = {}
+        self.facts: Sequence[State] = [None] * len(program.avals)
         if any(_sorts_rows(e) for e in program.equations):
-            self._scope(program.top, [None] * len(program.inputs))
+            solve(program, self, [None] * len(program.inputs))
+            self._read_off()
 
     @cached_property
     def counts(self) -> Counts:
@@ -80,66 +86,59 @@ class Orders:
 
     # Through the program.
 
-    def _scope(self, scope: Scope, ins: Sequence[State]) -> None:
-        self._set(scope.ins, ins)
-        for e in scope.equations:
-            if e.doors:
-                self._through(e)
-            else:
-                self._set(e.outs, self._equation(e))
+    def join(self, first: State, second: State) -> State:
+        """Return the state of what is one or the other: mixed, if either has to do with an order."""
+        if second in (first, UNREACHED):
+            return first
+        if first == UNREACHED:
+            return second
+        self._even.clear()  # what was one number may be several now
+        return MIXED if ordered(first) or ordered(second) else None
+
+    def constant(self, number: Any) -> State:
+        return None if isinstance(number, jax.Array) or np.ndim(number) else Known(number)
+
+    def enter(self, eqn: Equation, operand: State, lead: int) -> State:
+        """Return what goes into a body; into branches and loops whose trips are not known no order does."""
+        if eqn.name in ("cond", "while"):
+            return MIXED if ordered(operand) else operand
+        return inside(operand) if lead else operand
+
+    def leave(self, eqn: Equation, result: State, lead: int) -> State:
+        """Return what comes out of a body: stacked by a scan, or in no order, where other branches may have others."""
+        if lead:
+            return stacked(result, eqn.index)
+        return MIXED if ordered(result) and eqn.name in ("cond", "while") else result
+
+    def control(self, eqn: Equation, result: State, decider: State) -> State:
+        return MIXED if ordered(decider) else result
+
+    def _read_off(self) -> None:
+        """Tell what each equation does, now that all states are known."""
+        self.of = {v: s for v, s in enumerate(self.facts) if s not in (None, UNREACHED)}
+        self.lookups, self.backs, self.products = {}, set(), set()
+        for e in self.program.equations:
+            if not e.doors:
+                self.transfer(e, [self._operand(e, k) for k in range(len(e.ins))])
+        for e in sorted(self.program.equations, key=lambda e: bool(e.doors)):  # those inside of bodies first
             if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
                 states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
-                lost = (s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None)
-                self.lost = dict.fromkeys(lost, e.index) | self.lost
-
-    def _set(self, values: Sequence[Value], states: Sequence[State]) -> None:
-        self.of.update((v, s) for v, s in zip(values, states, strict=True) if s is not None)
-
-    def _states(self, e: Equation) -> list[State]:
-        return [self._operand(e, k) for k in range(len(e.ins))]
+                for state in states:
+                    if isinstance(state, (Sorted, Numbers)) and state.order is not None:
+                        self.lost.setdefault(state.order, e.index)
 
     def _operand(self, e: Equation, k: int) -> State:
         v, var = e.ins[k], e.eqn.invars[k]
-        if is_literal(var):
-            return Known(var.val) if np.ndim(var.val) == 0 else None  # pyright: ignore[reportAttributeAccessIssue]
-        return None if v is None else self.of.get(v)
+        return self.constant(var.val) if is_literal(var) else self.of.get(v) if v is not None else None  # pyright: ignore[reportAttributeAccessIssue]
 
     def _shape(self, e: Equation, k: int) -> tuple[int, ...]:
         return shape_of(e.eqn.invars[k])
 
-    def _through(self, e: Equation) -> None:
-        states = self._states(e)
-        if e.name == "scan":
-            return self._scan(e, e.doors[0], states)
-        if called(e.eqn) is not None:
-            door = e.doors[0]
-            self._scope(door.scope, states)
-            return self._set(e.outs, [self._result(door.scope, i) for i in range(len(e.outs))])
-        for door in e.doors:  # of branches, and of loops whose trips are not known
-            known = [self.of.get(a) if a is not None else None for a, _, _ in door.into]
-            self._scope(door.scope, [MIXED if ordered(s) else None for s in known])
-        states += [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
-        return self._set(e.outs, [MIXED if any(map(ordered, states)) else None] * len(e.outs))
-
-    def _result(self, scope: Scope, i: int) -> State:
-        v, var = scope.outs[i], scope.jaxpr.outvars[i]
-        if v is None:
-            return Known(var.val) if np.ndim(var.val) == 0 else None
-        return self.of.get(v)
-
-    def _scan(self, e: Equation, door: Door, states: list[State]) -> None:
-        """What a loop hands from trip to trip is in no order; what it stacks may be, trip by trip."""
-        n, k = scan_counts(e.params)
-        carried = [MIXED if ordered(s) else None for s in states[n : n + k]]
-        self._scope(door.scope, [*states[:n], *carried, *map(inside, states[n + k :])])
-        ends = [self._result(door.scope, i) for i in range(len(e.outs))]
-        carried = [MIXED if ordered(s) else None for s in ends[:k]]
-        self._set(e.outs, [*carried, *(stacked(s, e.index) for s in ends[k:])])
-
     # One equation.
 
-    def _equation(self, e: Equation) -> list[State]:
-        states = self._states(e)
+    def transfer(self, eqn: Equation, operands: Sequence[State]) -> list[State]:
+        """Return the states of the results, and note what the equation does to orders."""
+        e, states = eqn, list(operands)
         if e.name == "iota":
             dim = e.params["dimension"]
             return [Numbers(dim, self._counting(e.params["shape"][dim], e.params["dtype"]))]
@@ -371,7 +370,7 @@ class Orders:
         return self._even[v, dim]
 
     def _is_even(self, v: Value, dim: int) -> bool:
-        state, e = self.of.get(v), self.program.maker.get(v)
+        state, e = self.facts[v], self.program.maker.get(v)
         if isinstance(state, Known) or (isinstance(state, Numbers) and state.dim != dim):
             return True
         if e is None:

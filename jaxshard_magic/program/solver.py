@@ -5,39 +5,52 @@ bodies, the same for all analyses. Cost: one pass over the program, and one more
 still brings something new.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .flow import Flow
 from .ir import Equation, Program, Scope, Value
+
+if TYPE_CHECKING:
+    from .flow import Flow
 
 Fact = TypeVar("Fact")
 
 
-class Domain(Protocol[Fact]):
+class Domain(ABC, Generic[Fact]):
     """A lattice of facts, and how they pass through equations.
 
     The lattice has finite height and `transfer` is monotone (larger facts in, larger facts out): so loops converge.
-    `bottom` is the fact of a value that nothing has reached yet.
+    `bottom` is the fact of a value that nothing has reached yet. While facts are solved for, `facts` holds those so
+    far, by the number of the value, for transfers that look further back than their operands.
     """
 
     bottom: Fact
+    facts: Sequence[Fact]
 
+    @abstractmethod
     def join(self, first: Fact, second: Fact) -> Fact:
         """Return the least fact that covers both: of what a branch or a trip of a loop may give."""
-        ...
 
+    @abstractmethod
     def constant(self, number: Any) -> Fact:
         """Return the fact of a literal, or of an array that a body closes over."""
-        ...
 
+    @abstractmethod
     def transfer(self, eqn: Equation, operands: Sequence[Fact]) -> Sequence[Fact]:
         """Return the facts of the results of an equation without bodies."""
-        ...
+
+    def enter(self, eqn: Equation, operand: Fact, lead: int) -> Fact:
+        """Return the fact inside a body of `eqn` of an operand; `lead` is 1 where a scan steps over it."""
+        return operand
+
+    def leave(self, eqn: Equation, result: Fact, lead: int) -> Fact:
+        """Return the fact outside of a body's result; `lead` is 1 where a scan stacks it."""
+        return result
 
     def control(self, eqn: Equation, result: Fact, decider: Fact) -> Fact:
         """Return the fact of a result of a `cond` or a `while`, given that of what decides on branch or trips."""
-        ...
+        return result
 
 
 def solve(program: Program, domain: Domain[Fact], inputs: Sequence[Fact]) -> list[Fact]:
@@ -49,13 +62,14 @@ def solve(program: Program, domain: Domain[Fact], inputs: Sequence[Fact]) -> lis
         inputs: the facts of the program's inputs, in their order.
     """
     solver = _Solver(domain, [domain.bottom] * len(program.avals))
+    domain.facts = solver.facts
     for value, fact in zip(program.inputs, inputs, strict=True):
         solver.raise_to(value, fact)
     solver.run(program.top)
     return solver.facts
 
 
-def origin(flow: Flow, facts: Sequence[Fact], value: Value) -> Equation | None:
+def origin(flow: "Flow", facts: Sequence[Fact], value: Value) -> Equation | None:
     """Return the equation at which `value` got its fact, where none of the operands had it; None for an input.
 
     For messages: it stands in the way of what the fact denies.
@@ -106,9 +120,9 @@ class _Solver(Generic[Fact]):
     def _run_bodies(self, eqn: Equation, operands: Sequence[Fact]) -> None:
         """Pass facts into the bodies of an equation, around its loops, and out of them."""
         entering = {
-            inside: operands[position]
+            inside: self._domain.enter(eqn, operands[position], lead)
             for body in eqn.doors
-            for inside, position in zip(body.scope.ins, body.operands, strict=True)
+            for (_, inside, lead), position in zip(body.into, body.operands, strict=True)
         }
         for inside, fact in entering.items():
             self.raise_to(inside, fact)
@@ -125,8 +139,8 @@ class _Solver(Generic[Fact]):
             raised = [self.raise_to(first, fact) for first, fact in carries]
             news = any(raised)
         for body in eqn.doors:
-            for (_, outside, _), fact in zip(body.out, self._results(body.scope), strict=False):
-                self.raise_to(outside, fact)
+            for (_, outside, lead), fact in zip(body.out, self._results(body.scope), strict=False):
+                self.raise_to(outside, self._domain.leave(eqn, fact, lead))
             for (_, first), (_, result) in zip(body.loop, body.skip, strict=False):
                 self.raise_to(result, entering[first])
         if eqn.name in ("cond", "while"):

@@ -6,7 +6,7 @@ from typing import Any
 from .ir import Equation, Program, Value
 from .primitives import axis_names
 from .primitives.primitive import Across
-from .solver import solve
+from .solver import Domain, solve
 
 Axes = frozenset[Any]  # the names of mapped axes; empty: the same on all devices
 SAME: Axes = frozenset()
@@ -29,7 +29,7 @@ def varying(program: Program, start: Mapping[Value, Axes], *, own_parts: bool = 
     return solve(program, _Varying(own_parts), [start.get(value, SAME) for value in program.inputs])
 
 
-class _Varying:
+class _Varying(Domain[Axes]):
     """The axes along which devices have other numbers, as facts for `solver.solve`: sets, the larger for less alike."""
 
     bottom = SAME
