@@ -152,6 +152,69 @@ def test_for_a_tpu_weights_are_gathered_as_it_multiplies_them():
     assert set(gathers) == {WEIGHT // 2}  # of float32, in bfloat16
 
 
+def mean_square(p, x):
+    return jnp.mean((jnp.tanh(x @ p["in"]) @ p["out"] - x) ** 2)
+
+
+def of_pieces(each, pieces):
+    """The gradients of pieces of a batch, to which a loop does `each` before it adds them up."""
+
+    def gradients(p, batch):
+        def piece(total, x):
+            return jax.tree.map(lambda a, b: a + each(b), total, jax.grad(mean_square)(p, x)), None
+
+        def pieces_of(total, xs):
+            return jax.lax.scan(piece, total, xs)[0], None
+
+        zeros = jax.tree.map(jnp.zeros_like, p)
+        batch = batch.reshape(*pieces, -1, WIDTH)
+        return (pieces_of(zeros, batch) if len(pieces) == 1 else jax.lax.scan(pieces_of, zeros, batch))[0]
+
+    return gradients
+
+
+def over_time(p, batch):
+    def states(p):
+        words = batch.reshape(PIECES, -1, WIDTH)
+        state = lambda h, x: (jnp.tanh(x @ p["in"] @ p["out"] + h), h)  # noqa: E731
+        return jnp.mean(jax.lax.scan(state, jnp.zeros_like(words[0]), words)[1] ** 2)
+
+    return jax.grad(states)(p)
+
+
+PIECES = 4
+IN_LOOPS = {  # how often the sums of both weights are sent
+    "added up": (of_pieces(lambda g: g, (PIECES,)), 1),
+    "divided, then added up": (of_pieces(lambda g: g / PIECES, (PIECES,)), PIECES),
+    "in a loop of loops": (of_pieces(lambda g: g, (2, 2)), 2),
+    "over time": (over_time, 1),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("form", IN_LOOPS)
+def test_a_tpu_sends_behind_a_loop_what_it_only_adds_up(form):
+    gradients, times = IN_LOOPS[form]
+
+    def step(p, batch):
+        return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradients(p, batch))
+
+    weights = {"in": (WIDTH, 4 * WIDTH), "out": (4 * WIDTH, WIDTH)}
+    shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in weights.items()}
+    batch = jax.ShapeDtypeStruct((8 * 32, WIDTH), jnp.float32)
+    for target, sums in (("v5e:2x4", times), ("cpu:8", PIECES)):
+        sharded = jaxshard_magic.shard(step, "dp", mesh=f"{target} data=8")
+        planned = sharded.plan(shapes, batch)
+        sharded.prepare(shapes, batch)
+        for report in (planned, sharded.report()):
+            sent = sum(
+                c.bytes * c.count
+                for c in report.collectives or ()
+                if c.kind == "all-reduce" and c.bytes > F32
+            )
+            assert sent == sums * 2 * WIDTH * 4 * WIDTH * F32
+
+
 def held(strategy: str, mesh: str, donated: tuple[int, ...] = (), **options) -> Footprint:
     return footprint(planned(layers, arguments(), strategy, mesh, **options), donated)
 

@@ -7,19 +7,21 @@ and now and then a little more: scalars, what the compiler lays out anew.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
 from ..program.phases import phases
+from ..program.primitives.primitive import Kind
 from ..program.sizes import nbytes
 from .changes import changes_sent, multiplied_narrow
 from .hold import Hold
 from .layout import Axes, Spec, without
 from .reductions import activation_sum, gradient_sum, summed_over
 from .regions import Region
+from .regions.deferred import find_deferred
 from .stepwise import gathers_sent
 
 
@@ -119,7 +121,34 @@ class _Traffic:
         elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
             whole = e.primitive.scatters and self._layout.platform != "tpu"
             rows = self._rows(e, over)
-            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=rows, by_dim=by_dim)
+            sums = gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=rows, by_dim=by_dim)
+            yield from (self._behind_loop(e, sent) for sent in sums)
+
+    def _behind_loop(self, e: Equation, sent: Sent) -> Sent:
+        """Return the gradient sum of `e` as often as it is made.
+
+        XLA for TPUs moves an all-reduce of what a loop does nothing to but add it up behind that loop, and not behind a
+        loop around it (libtpu 0.0.42). Reduce-scatters stay where they are; XLA for CPUs and GPUs moves neither.
+        """
+        loop = e.outer
+        while loop is not None and loop.name != "scan":
+            loop = loop.outer
+        if loop is None or self._layout.platform != "tpu" or sent.kind != "all-reduce":
+            return sent
+        added_up = self._layout.flow.forward(e.outs, self._only_adds)
+        moves = not added_up.isdisjoint(last for last, _ in loop.doors[0].loop)
+        return replace(sent, count=sent.count // loop.params["length"]) if moves else sent
+
+    def _only_adds(self, made: Value, _of: Value, e: Equation | None) -> bool:
+        """Return whether a value is made of another by sums, casts, and parts that are taken or put together."""
+        if e is not None and not (e.primitive.alias or e.primitive.kind is Kind.CUT):
+            return e.primitive.adds and e.primitive.elementwise and made in self._deferrable
+        return made in self._deferrable
+
+    @cached_property
+    def _deferrable(self) -> Set[Value]:
+        """The values of which devices may keep parts until a loop has added them up."""
+        return find_deferred(self._layout).values
 
     def _rows(self, e: Equation, over: Axes) -> int:
         """How many products each device adds up for an element of what `e` makes; 0 where it is no product."""

@@ -309,7 +309,7 @@ def gather(eqn: "Equation") -> ShardingRule:
     rest = [o for o in range(len(result)) if o not in numbers.offset_dims]
     own = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     role = Role.LINKED if eqn.params.get("indices_are_sorted") else Role.PASSED
-    rows = [({2: rest[i], 1: i} | ({0: own[i]} if i in own else {}), role) for i in range(len(index) - 1)]
+    rows = [({1: i, 2: rest[i]} | ({0: own[i]} if i in own else {}), role) for i in range(len(index) - 1)]
     return ShardingRule(
         tuple(SharedDimension(dims, role, stored_alike=False) for dims, role in (*whole, *rows)),
         indexed=tuple(numbers.start_index_map),
@@ -333,7 +333,7 @@ def scatter(eqn: "Equation") -> ShardingRule:
             shared.append(SharedDimension(here | {2: window[d]}, Role.PASSED, stored_alike=False))
         elif d in own:
             rows = {1: own[d], 2: rest[own[d]]}
-            shared.append(SharedDimension(here | rows, in_order, stored_alike=False))
+            shared.append(SharedDimension(rows | here, in_order, stored_alike=False))
     for i in range(len(index) - 1):
         if i not in own.values():
             adds = eqn.primitive.adds and in_order is Role.PASSED
