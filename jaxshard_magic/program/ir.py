@@ -53,7 +53,7 @@ class Scope:
 class Equation:
     """`outs = primitive_of(ins)`; a literal operand is None. `trips`: how often one step runs it
     (a `while` counts once, its trips are not known). `outer`: the equation
-    whose body it is in. `primitive`: the row of its primitive.
+    whose body it is in. `primitive`: the row of its primitive. `shapes`: those of operands, then of results.
     `contraction`: which dimensions correspond; None for what is no product."""
 
     index: int
@@ -64,21 +64,18 @@ class Equation:
     outer: "Equation | None"
     doors: list["Door"] = field(default_factory=list)
     primitive: Primitive = field(init=False)
+    shapes: list[tuple[int, ...]] = field(init=False)
     contraction: Contraction | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.primitive = primitive_of(self.eqn.primitive.name)
+        self.shapes = [shape_of(v) for v in (*self.eqn.invars, *self.eqn.outvars)]
         rule = self.primitive.contraction
-        self.contraction = None if rule is None else rule(self.params, [shape_of(v) for v in self.eqn.invars])
+        self.contraction = None if rule is None else rule(self.params, self.shapes[: len(self.ins)])
 
     @property
     def name(self) -> str:
         return self.eqn.primitive.name
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of its operands, then of its results."""
-        return [shape_of(v) for v in (*self.eqn.invars, *self.eqn.outvars)]
 
     @property
     def sharding_rule(self) -> ShardingRule:
@@ -88,8 +85,8 @@ class Equation:
     @property
     def factors(self) -> Factors | None:
         """The dimensions of its operand by those of its result, for what changes these alone; None for all others."""
-        rule, (*_, out) = self.primitive.factors, self.eqn.outvars
-        return None if rule is None else rule(self.params, shape_of(self.eqn.invars[0]), shape_of(out))
+        rule = self.primitive.factors
+        return None if rule is None else rule(self.params, self.shapes[0], self.shapes[-1])
 
     @property
     def params(self) -> dict[str, Any]:

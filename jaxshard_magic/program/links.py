@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from .indices import Indices
 from .ir import Equation, Program, Value
 from .primitives.sharding_rules import At
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """`equation` says that the dimensions `a` and `b` are one, None: the door of a body. `alike`: their values lie in
     memory alike, too."""
 
@@ -71,27 +71,25 @@ class Links:
 
     def equation(self, e: Equation) -> None:
         """Link what the sharding rule of an equation without bodies says."""
-        values, rule = (*e.ins, *e.outs), e.sharding_rule
+        rule, first = e.sharding_rule, self.program.first
+        begins = [None if v is None else first[v] for v in (*e.ins, *e.outs)]  # a literal has no dimension
 
-        def nodes(*ats: At) -> list[int]:  # a literal has none
-            at_values = ((values[slot], d) for slot, d in ats)
-            return [self.program.node(v, d) for v, d in at_values if v is not None]
+        def nodes(ats: Iterable[At]) -> list[int]:
+            return [begin + d for slot, d in ats if (begin := begins[slot]) is not None]
 
-        def link(dims: Iterable[At], alike: bool) -> None:
-            first, *others = nodes(*dims) or [0]
-            self.links += [Link(first, n, e.index, alike) for n in others]
-
-        for shared in rule.shared:
-            link(shared.dims.items(), shared.stored_alike)
+        for dims, _, stored_alike in rule.shared:
+            hub, *others = nodes(dims.items()) or [0]
+            self.links += [Link(hub, n, e.index, stored_alike) for n in others]
         for column, d in enumerate(rule.indexed):
             own = self.indices.counted(e.ins[1], column)  # each row is looked up by its own number
             if own is not None and e.shapes[0][d] == e.shapes[1][own]:
-                link([(0, d), (1, own)], alike=False)
-        ends = (nodes(*pair) for pair in rule.parts)
+                a, *b = nodes([(0, d), (1, own)])
+                self.links += [Link(a, n, e.index, alike=False) for n in b]
+        ends = map(nodes, rule.parts)
         self.cut += [(pair[0], pair[1]) for pair in ends if len(pair) == 2]
-        self.windowed.update(nodes(*rule.windows))
+        self.windowed.update(nodes(rule.windows))
         for whole, parts in rule.splits if None not in e.ins else ():
-            self.splits += [Split(n, tuple(nodes(*parts)), e.index) for n in nodes(whole)]
+            self.splits += [Split(n, tuple(nodes(parts)), e.index) for n in nodes([whole])]
 
 
 def find_links(program: Program) -> Links:

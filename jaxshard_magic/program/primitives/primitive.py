@@ -69,7 +69,7 @@ class Primitive:
     """
 
     kind: Kind
-    sharding_rule: "Callable[[Equation], sharding_rules.ShardingRule]" = sharding_rules.same_numbers
+    sharding_rule: "Callable[[Equation], sharding_rules.ShardingRule]" = sharding_rules.same_positions
     follow: "Callable[[Site], Label | list[Label]] | None" = None
     contraction: Callable[[Mapping[str, Any], Sequence[Shape]], Contraction] | None = None
     factors: Callable[[Mapping[str, Any], Shape, Shape], Factors] | None = None

@@ -9,7 +9,7 @@ equations that commute with a permutation (`permuted`) are read off these rules.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .factors import Shape
 
@@ -19,23 +19,21 @@ if TYPE_CHECKING:
 Dims = Mapping[int, int]
 """Dimensions by slot: operand k is slot k, result k is slot k + the number of operands."""
 At = tuple[int, int]
-"""A dimension: its slot, and its number there."""
+"""A dimension: its slot, and its position there."""
 
 
 class Role(Enum):
     """What an equation does with a dimension that its operands and results share."""
 
-    PASSED = (
-        auto()
-    )  # each place by itself: a permutation of the operands' places is the same one of the results'
-    REDUCED = auto()  # no result has it, and the order of its places makes no difference
-    LINKED = (
-        auto()
-    )  # it is one dimension to a layout; what happens at its places is not known, or depends on the order
+    PASSED = auto()
+    """Each place by itself: a permutation of the operands' places is the same one of the results'."""
+    REDUCED = auto()
+    """No result has it, and the order of its places makes no difference."""
+    LINKED = auto()
+    """It is one dimension to a layout; what happens at its places is not known, or depends on their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDimension:
+class SharedDimension(NamedTuple):
     """One dimension of several operands and results.
 
     Args:
@@ -89,14 +87,15 @@ def no_dimensions(_eqn: "Equation") -> ShardingRule:
 
 
 def elementwise(eqn: "Equation") -> ShardingRule:
-    """Dimensions of the same number; an operand that is one number, or of size 1 there, meets all places."""
-    out, ranks = len(eqn.ins), {len(shape) for shape in eqn.shapes if shape}
+    """Dimensions at the same position; an operand that is one number, or of size 1 there, meets all places."""
+    result, shapes = eqn.shapes[len(eqn.ins)], {shape for shape in eqn.shapes if shape}
+    ranks = {len(shape) for shape in shapes}
 
     def role(d: int) -> Role:
-        sizes = {shape[d] for shape in eqn.shapes if shape} if len(ranks) == 1 else None
-        return Role.PASSED if sizes is not None and sizes <= {1, eqn.shapes[out][d]} else Role.LINKED
+        known = len(ranks) == 1 and {shape[d] for shape in shapes} <= {1, result[d]}
+        return Role.PASSED if known else Role.LINKED
 
-    return _at_same_numbers(eqn, role)
+    return _at_same_positions(eqn, role)
 
 
 def each(eqn: "Equation") -> ShardingRule:
@@ -110,9 +109,9 @@ def each(eqn: "Equation") -> ShardingRule:
     )
 
 
-def same_numbers(eqn: "Equation") -> ShardingRule:
-    """Dimensions of the same number and size are one, for a primitive of which nothing more is known."""
-    return _at_same_numbers(eqn, lambda _d: Role.LINKED)
+def same_positions(eqn: "Equation") -> ShardingRule:
+    """Dimensions of one size at the same position are one, for a primitive of which nothing more is known."""
+    return _at_same_positions(eqn, lambda _d: Role.LINKED)
 
 
 def beside(eqn: "Equation") -> ShardingRule:
@@ -120,7 +119,7 @@ def beside(eqn: "Equation") -> ShardingRule:
     rank = len(eqn.shapes[len(eqn.ins)])
     alike = all(len(shape) == rank for shape in eqn.shapes)
     fixed = along(eqn.params, rank)
-    return _at_same_numbers(eqn, lambda _d: Role.PASSED if alike else Role.LINKED, fixed)
+    return _at_same_positions(eqn, lambda _d: Role.PASSED if alike else Role.LINKED, fixed)
 
 
 def cut(eqn: "Equation") -> ShardingRule:
@@ -132,13 +131,13 @@ def cut(eqn: "Equation") -> ShardingRule:
         whole = all(shape[d] == result[d] for shape in eqn.shapes if len(shape) == len(result))
         return Role.PASSED if whole and (edges is None or not any(edges[d])) else Role.LINKED
 
-    return _at_same_numbers(eqn, role)
+    return _at_same_positions(eqn, role)
 
 
 def running(eqn: "Equation") -> ShardingRule:
     """A number for each place of the operand, the dimension that it runs over included."""
     fixed = along(eqn.params, len(eqn.shapes[0]))
-    return _at_same_numbers(eqn, lambda d: Role.LINKED if d in fixed else Role.PASSED)
+    return _at_same_positions(eqn, lambda d: Role.LINKED if d in fixed else Role.PASSED)
 
 
 def matrices(eqn: "Equation") -> ShardingRule:
@@ -149,7 +148,7 @@ def matrices(eqn: "Equation") -> ShardingRule:
     inner = eqn.primitive.inner or len(eqn.params.get("fft_lengths", eqn.shapes[0]))
     before = range(len(eqn.shapes[0]) - inner)
     shared = [SharedDimension({k: d for k, _ in _result_first(eqn)}, Role.PASSED) for d in before]
-    linked = (s for s in same_numbers(eqn).shared if next(iter(s.dims.values())) not in before)
+    linked = (s for s in same_positions(eqn).shared if next(iter(s.dims.values())) not in before)
     return ShardingRule((*shared, *linked))
 
 
@@ -290,7 +289,7 @@ def reduction(eqn: "Equation") -> ShardingRule:
 def window(eqn: "Equation") -> ShardingRule:
     """Pooling: dimensions that the window leaves alone."""
     size = eqn.params.get("window_dimensions")
-    rule = same_numbers(eqn)
+    rule = same_positions(eqn)
     alone = (s for s in rule.shared if size is None or size[next(iter(s.dims.values()))] == 1)
     return ShardingRule(tuple(alone))
 
@@ -343,32 +342,40 @@ def scatter(eqn: "Equation") -> ShardingRule:
 
 
 def _each_at(slots: Iterable[int], dim: int) -> dict[int, int]:
-    """Slots of which each has a dimension as its number `dim`."""
+    """Return the dimension that each of some slots has at the same position."""
     return dict.fromkeys(slots, dim)
 
 
 def _result_first(eqn: "Equation") -> Iterable[tuple[int, Shape]]:
-    """Slots with their shapes: the results', then the operands'."""
+    """Return slots with their shapes: the results', then the operands'."""
     numbered, out = list(enumerate(eqn.shapes)), len(eqn.ins)
     return *numbered[out:], *numbered[:out]
 
 
-def _at_same_numbers(eqn: "Equation", role: Callable[[int], Role], fixed: Sequence[int] = ()) -> ShardingRule:
-    """Return the rule of an equation of which dimensions of the same number and size are one.
+def _at_same_positions(
+    eqn: "Equation", role: Callable[[int], Role], fixed: Sequence[int] = ()
+) -> ShardingRule:
+    """Return the rule of an equation of which dimensions of one size at the same position are one.
 
     Args:
         eqn: the equation.
         role: what becomes of a dimension.
         fixed: dimensions that are not one, whatever their size: what it works along.
     """
-    slots, out = list(_result_first(eqn)), len(eqn.ins)
-    shared, parts = [], []
+    out = len(eqn.ins)
+    *operands, result = eqn.shapes
+    if len(operands) == out and not fixed and all(not shape or shape == result for shape in operands):
+        # Most equations of a step: of one shape. Without it links take half as long again.
+        alike = [out, *(k for k, shape in enumerate(operands) if shape)]
+        return ShardingRule(tuple(SharedDimension(_each_at(alike, d), role(d)) for d in range(len(result))))
+    slots, shared, parts, told = list(_result_first(eqn)), [], [], set[At]()
     for slot, result in slots[: len(slots) - out]:
+        others = [(k, shape) for k, shape in slots if k != slot and len(shape) == len(result)]
         for d, size in enumerate(result):
-            same = [(k, s[d] == size and d not in fixed) for k, s in slots if len(s) == len(result)]
-            dims = {slot: d} | {k: d for k, one in same if one}
-            if d not in fixed and not any(slot in s.dims and s.dims[slot] == d for s in shared):
-                shared.append(SharedDimension(dims, role(d)))
+            same = [] if d in fixed else [k for k, shape in others if shape[d] == size]
+            if d not in fixed and (slot, d) not in told:
+                shared.append(SharedDimension({slot: d} | _each_at(same, d), role(d)))
+                told.update((k, d) for k in same)
             if eqn.primitive.cuts:
-                parts += [((k, d), (slot, d)) for k, one in same if k < out and not one]
+                parts += [((k, d), (slot, d)) for k, _ in others if k < out and k not in same]
     return ShardingRule(tuple(shared), tuple(parts))

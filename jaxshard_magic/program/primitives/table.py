@@ -1,8 +1,8 @@
 """The table of primitives: a row each. Everybody who treats primitives in different ways asks it.
 
 To add a primitive, add a row; `tests/test_primitives.py` says what it lacks, `tests/test_sharding_rules.py` whether its
-dimensions do as the rule of its kind says. Of a primitive without a row dimensions of the same number and size are
-linked, and it follows no batch.
+dimensions do as the rule of its kind says. Of a primitive without a row dimensions of one size at the same position
+are linked, and it follows no batch.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .primitive import Across, Kind, Primitive, Runs
 
 TABLE: dict[str, Primitive] = {}
 UNKNOWN = Primitive(kind=Kind.UNKNOWN)
-# The sharding rule of rows that name none; of other kinds dimensions of the same number and size are one.
+# The sharding rule of rows that name none; of other kinds dimensions of one size at the same position are one.
 _RULE_OF_KIND = {
     Kind.PRODUCT: sharding_rules.product,
     Kind.ATTENTION: sharding_rules.attention,
@@ -43,7 +43,7 @@ def primitive_of(name: str) -> Primitive:
 
 def _add(names: str, kind: Kind, **facts: Any) -> None:
     """The same row for several primitives; a name of two groups takes what both say."""
-    rule = _RULE_OF_KIND.get(kind, sharding_rules.same_numbers)
+    rule = _RULE_OF_KIND.get(kind, sharding_rules.same_positions)
     for name in names.split():
         row = TABLE.get(name) or Primitive(kind=kind, sharding_rule=rule)
         TABLE[name] = replace(row, **facts)
