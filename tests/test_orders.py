@@ -303,6 +303,17 @@ def test_rows_that_a_loop_carries_stay_in_their_order_unless_it_mixes_them():
     assert mixed.lost
 
 
+def test_a_sort_of_what_a_loop_carries_sorted_makes_no_order():
+    """In the first trip it sorts rows as they are, and in all others those of the trip before."""
+
+    def sorted_again(keys, rows):
+        trip = lambda rows, _: (lax.sort((keys, rows), num_keys=1)[1], None)  # noqa: E731
+        return lax.scan(trip, rows, None, length=3)[0]
+
+    orders = Orders(Program(jax.make_jaxpr(sorted_again)(jnp.arange(6) % 4, jnp.arange(6.0))))
+    assert not orders.sorts and isinstance(orders.of[orders.program.outputs[0]], Mixed)
+
+
 @pytest.mark.parametrize(
     ("strategy", "mesh", "options"),
     [("ep", "cpu:8 data=2 expert=4", {}), ("dp", "cpu:4 data=4", {"microbatches": 2})],

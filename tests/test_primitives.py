@@ -31,7 +31,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.CUT: ("follow", "linear"),
     Kind.LOOKUP: ("follow",),
     Kind.REDUCTION: ("follow",),
-    Kind.RUNNING: ("follow", "fill", "along", "runs", "running"),
+    Kind.RUNNING: ("follow", "fill", "along", "runs"),
     Kind.ORDER: ("follow", "along"),
     Kind.WINDOW: ("follow",),
     Kind.MATRIX: ("follow",),

@@ -346,6 +346,15 @@ def test_a_rule_that_says_too_much_is_found_out(name, rule, monkeypatch):
     assert any(found)
 
 
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.running is not None])
+def test_blocks_of_a_running_reduction_are_combined_by_the_last_result_before_them(name):
+    combine, x = TABLE[name].running, numbers(3, 8, 2)
+    run = lambda x: OF_JAX[name].bind(x, axis=1, reverse=False)  # noqa: E731
+    first, second = run(x[:, :5]), run(x[:, 5:])
+    assert combine is not None
+    np.testing.assert_allclose(run(x)[:, 5:], combine(second, first[:, -1:]), rtol=1e-5)
+
+
 # Shardy's rules: ([i, j], [j, k])->([i, k]) {i=4, j=2, k=3} reduction={j}.
 RULE = re.compile(r"op_sharding_rule<\((.*?)\)->\((.*?)\) \{.*?\}(.*?)>")
 

@@ -37,7 +37,7 @@ from .primitives.primitive import Kind
 from .primitives.sharding_rules import along, reduced
 from .solver import Domain, solve
 
-_WHOLE = "iub"  # kinds of numpy's types of whole numbers and truth values
+_INTEGERS_OR_TRUTH = "iub"  # kinds of numpy's types of whole numbers and truth values
 
 
 class Orders(Domain[State]):
@@ -56,6 +56,7 @@ class Orders(Domain[State]):
         self.of: dict[Value, State] = {}
         self.lookups: dict[int, Lookup] = {}
         self.sorts: dict[int, int] = {}
+        self._sorting: set[int] = set()  # those of `sorts` whose operands are in no other order
         self.backs: set[int] = set()
         self.products: set[int] = set()
         self.lost: dict[int, int] = {}
@@ -114,12 +115,14 @@ class Orders(Domain[State]):
         return MIXED if ordered(decider) else result
 
     def _read_off(self) -> None:
-        """Tell what each equation does, now that all states are known."""
+        """Note once more what each equation does, now that all states are known: what was noted in the first trips of
+        loops need not hold in later ones."""
         self.of = {v: s for v, s in enumerate(self.facts) if s not in (None, UNREACHED)}
-        self.lookups, self.backs, self.products = {}, set(), set()
+        self.lookups, self.backs, self.products, self._sorting = {}, set(), set(), set()
         for e in self.program.equations:
             if not e.doors:
                 self.transfer(e, [self._operand(e, k) for k in range(len(e.ins))])
+        self.sorts = {i: self.sorts[i] for i in sorted(self._sorting)}
         for e in sorted(self.program.equations, key=lambda e: bool(e.doors)):  # those inside of bodies first
             if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
                 states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
@@ -182,6 +185,7 @@ class Orders(Domain[State]):
             o for o in self.sorts.values() if self.counts.same(e.ins[0], self.program.equations[o].ins[0])
         )
         self.sorts[e.index] = next(before, e.index)
+        self._sorting.add(e.index)
         return [sorted_in(s, self.sorts[e.index]) for s in states]
 
     def _elementwise(self, e: Equation, states: list[State]) -> State:
@@ -203,7 +207,7 @@ class Orders(Domain[State]):
         numbers = [s for s in states if isinstance(s, Numbers)]
         lost = MIXED if any(map(ordered, states)) else None
         kinds = {np.dtype(getattr(v.aval, "dtype", object)).kind for v in (*e.eqn.invars, *e.eqn.outvars)}
-        if not kinds <= {*_WHOLE} or not all(isinstance(s, (Numbers, Known)) for s in states):
+        if not kinds <= {*_INTEGERS_OR_TRUTH} or not all(isinstance(s, (Numbers, Known)) for s in states):
             return lost
         if len({s.of() for s in numbers}) > 1:
             return lost

@@ -20,9 +20,10 @@ Fact = TypeVar("Fact")
 class Domain(ABC, Generic[Fact]):
     """A lattice of facts, and how they pass through equations.
 
-    The lattice has finite height and `transfer` is monotone (larger facts in, larger facts out): so loops converge.
-    `bottom` is the fact of a value that nothing has reached yet. While facts are solved for, `facts` holds those so
-    far, by the number of the value, for transfers that look further back than their operands.
+    Facts are compared by `==`. The lattice has finite height and `transfer` is monotone (larger facts in, larger facts
+    out): so loops end. `bottom` is the fact of a value that nothing has reached yet: `join(bottom, x) == x`. `solve`
+    sets `facts`, those so far by the number of the value, for transfers that look further back than their operands: a
+    domain that reads them serves one program.
     """
 
     bottom: Fact
@@ -64,7 +65,7 @@ def solve(program: Program, domain: Domain[Fact], inputs: Sequence[Fact]) -> lis
     solver = _Solver(domain, [domain.bottom] * len(program.avals))
     domain.facts = solver.facts
     for value, fact in zip(program.inputs, inputs, strict=True):
-        solver.raise_to(value, fact)
+        solver.join_into(value, fact)
     solver.run(program.top)
     return solver.facts
 
@@ -90,7 +91,7 @@ class _Solver(Generic[Fact]):
     def __init__(self, domain: Domain[Fact], facts: list[Fact]):
         self._domain, self.facts = domain, facts
 
-    def raise_to(self, value: Value, fact: Fact) -> bool:
+    def join_into(self, value: Value, fact: Fact) -> bool:
         """Join a fact to that of a value; return whether this brings something new."""
         joined = self._domain.join(self.facts[value], fact)
         news = joined != self.facts[value]
@@ -100,14 +101,14 @@ class _Solver(Generic[Fact]):
     def run(self, scope: Scope) -> None:
         """Pass over a body once; over loops inside of it until they bring nothing new."""
         for value, constant in zip(scope.const_values, scope.consts, strict=True):
-            self.raise_to(value, self._domain.constant(constant))
+            self.join_into(value, self._domain.constant(constant))
         for eqn in scope.equations:
             operands = self._of(eqn.ins, eqn.eqn.invars)
             if eqn.doors:
                 self._run_bodies(eqn, operands)
             else:
                 for value, fact in zip(eqn.outs, self._domain.transfer(eqn, operands), strict=True):
-                    self.raise_to(value, fact)
+                    self.join_into(value, fact)
 
     def _of(self, values: Sequence[Value | None], variables: Sequence[Any]) -> list[Fact]:
         """Return the facts of operands or results, of which literals are no values."""
@@ -125,25 +126,28 @@ class _Solver(Generic[Fact]):
             for (_, inside, lead), position in zip(body.into, body.operands, strict=True)
         }
         for inside, fact in entering.items():
-            self.raise_to(inside, fact)
+            self.join_into(inside, fact)
         news = True
         while news:
             for body in eqn.doors:
                 self.run(body.scope)
-            results = self._results(eqn.doors[0].scope)
+            results = self._results(
+                eqn.doors[0].scope
+            )  # of a loop's body; branches and calls go round nowhere
             carries = [
                 (first, fact)
                 for body in eqn.doors
                 for (_, first), fact in zip(body.loop, results, strict=False)
             ]
-            raised = [self.raise_to(first, fact) for first, fact in carries]
+            raised = [self.join_into(first, fact) for first, fact in carries]
             news = any(raised)
         for body in eqn.doors:
             for (_, outside, lead), fact in zip(body.out, self._results(body.scope), strict=False):
-                self.raise_to(outside, self._domain.leave(eqn, fact, lead))
+                self.join_into(outside, self._domain.leave(eqn, fact, lead))
             for (_, first), (_, result) in zip(body.loop, body.skip, strict=False):
-                self.raise_to(result, entering[first])
+                self.join_into(result, entering[first])
         if eqn.name in ("cond", "while"):
+            # The second body of a `while` is its condition.
             decider = operands[0] if eqn.name == "cond" else self._results(eqn.doors[1].scope)[0]
             for value in eqn.outs:
                 self.facts[value] = self._domain.control(eqn, self.facts[value], decider)

@@ -55,8 +55,8 @@ class Across(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primitive:
-    """What each kind of primitive has to say stands in
-    `tests/test_primitives.py`.
+    """Facts of a primitive, true of all its equations. `REQUIRED` of `tests/test_primitives.py` lists those that each
+    kind has to state.
 
     `sharding_rule` gives the dimensions that operands and results share; `follow` says how the results follow the
     batch; `contraction` gives a product's dimensions from its parameters and its operands' shapes, and `work` its
@@ -79,7 +79,9 @@ class Primitive:
     in_each: bool = False
     joins: Callable[[Any, Any], Any] | None = None
     fill: Callable[[Any], Any] | None = None
-    running: Callable[[Any, Any], Any] | None = None  # of a running reduction: combines two numbers
+    # Of a running reduction: its results in a block, and the last one of all blocks before, to its results there. None:
+    # one number a block is not enough.
+    running: Callable[[Any, Any], Any] | None = None
     runs: Runs | None = None  # under mixed precision; None: as written, of which nothing else is known
     across: Across | None = None  # of collectives
     places: int | None = (

@@ -30,7 +30,8 @@ class Role(Enum):
     REDUCED = auto()
     """No result has it, and the order of its places makes no difference."""
     LINKED = auto()
-    """It is one dimension to a layout; what happens at its places is not known, or depends on their order."""
+    """Operands and results may be laid out alike along it. Its places may not be permuted: they depend on each other's
+    order, or nothing is known of them."""
 
 
 class SharedDimension(NamedTuple):
@@ -115,11 +116,12 @@ def same_positions(eqn: "Equation") -> ShardingRule:
 
 
 def beside(eqn: "Equation") -> ShardingRule:
-    """What works along one dimension (a sort, a concatenation) treats the places of all others alike."""
+    """What works along one dimension and may change its size (a sort, `top_k`, a concatenation): there operands and
+    results share none, of whatever size. Each place of the others is worked on by itself."""
     rank = len(eqn.shapes[len(eqn.ins)])
     alike = all(len(shape) == rank for shape in eqn.shapes)
-    fixed = along(eqn.params, rank)
-    return _at_same_positions(eqn, lambda _d: Role.PASSED if alike else Role.LINKED, fixed)
+    unshared = along(eqn.params, rank)
+    return _at_same_positions(eqn, lambda _d: Role.PASSED if alike else Role.LINKED, unshared)
 
 
 def cut(eqn: "Equation") -> ShardingRule:
@@ -135,9 +137,10 @@ def cut(eqn: "Equation") -> ShardingRule:
 
 
 def running(eqn: "Equation") -> ShardingRule:
-    """A number for each place of the operand, the dimension that it runs over included."""
-    fixed = along(eqn.params, len(eqn.shapes[0]))
-    return _at_same_positions(eqn, lambda d: Role.LINKED if d in fixed else Role.PASSED)
+    """A running sum or the like has all dimensions of its operand. Along the one that it runs over order matters; each
+    place of the others is worked on by itself."""
+    run_over = along(eqn.params, len(eqn.shapes[0]))
+    return _at_same_positions(eqn, lambda d: Role.LINKED if d in run_over else Role.PASSED)
 
 
 def matrices(eqn: "Equation") -> ShardingRule:
@@ -353,18 +356,18 @@ def _result_first(eqn: "Equation") -> Iterable[tuple[int, Shape]]:
 
 
 def _at_same_positions(
-    eqn: "Equation", role: Callable[[int], Role], fixed: Sequence[int] = ()
+    eqn: "Equation", role: Callable[[int], Role], unshared: Sequence[int] = ()
 ) -> ShardingRule:
     """Return the rule of an equation of which dimensions of one size at the same position are one.
 
     Args:
         eqn: the equation.
         role: what becomes of a dimension.
-        fixed: dimensions that are not one, whatever their size: what it works along.
+        unshared: dimensions that are not one, whatever their size: what it works along.
     """
     out = len(eqn.ins)
     *operands, result = eqn.shapes
-    if len(operands) == out and not fixed and all(not shape or shape == result for shape in operands):
+    if len(operands) == out and not unshared and all(not shape or shape == result for shape in operands):
         # Most equations of a step: of one shape. Without it links take half as long again.
         alike = [out, *(k for k, shape in enumerate(operands) if shape)]
         return ShardingRule(tuple(SharedDimension(_each_at(alike, d), role(d)) for d in range(len(result))))
@@ -372,8 +375,8 @@ def _at_same_positions(
     for slot, result in slots[: len(slots) - out]:
         others = [(k, shape) for k, shape in slots if k != slot and len(shape) == len(result)]
         for d, size in enumerate(result):
-            same = [] if d in fixed else [k for k, shape in others if shape[d] == size]
-            if d not in fixed and (slot, d) not in told:
+            same = [] if d in unshared else [k for k, shape in others if shape[d] == size]
+            if d not in unshared and (slot, d) not in told:
                 shared.append(SharedDimension({slot: d} | _each_at(same, d), role(d)))
                 told.update((k, d) for k in same)
             if eqn.primitive.cuts:

@@ -42,10 +42,11 @@ def primitive_of(name: str) -> Primitive:
 
 
 def _add(names: str, kind: Kind, **facts: Any) -> None:
-    """The same row for several primitives; a name of two groups takes what both say."""
+    """State facts of several primitives of one kind, beside what was stated of them before."""
     rule = _RULE_OF_KIND.get(kind, sharding_rules.same_positions)
     for name in names.split():
         row = TABLE.get(name) or Primitive(kind=kind, sharding_rule=rule)
+        assert row.kind is kind, f"{name} is of two kinds, {row.kind} and {kind}"
         TABLE[name] = replace(row, **facts)
 
 

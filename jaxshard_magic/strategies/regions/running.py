@@ -14,7 +14,6 @@ from jax import lax
 from ...plan import Sent
 from ...program.ir import Equation
 from ...program.primitives import bind, shape_of
-from ...program.primitives.primitive import Kind
 from ...program.primitives.sharding_rules import along
 from ..layout import Axes, Layout, Spec
 from .region import Context, Emission, Region
@@ -63,7 +62,7 @@ def running(context: Context) -> Running:
     members = {
         e.index
         for e in layout.program.equations
-        if e.primitive.kind is Kind.RUNNING and e.ins[0] is not None and _lying(layout, e)[_dimension(e)]
+        if e.primitive.running is not None and e.ins[0] is not None and _lying(layout, e)[_dimension(e)]
     }
     return Running(members, layout)
 
