@@ -201,3 +201,21 @@ def test_a_cell_that_ends_so_shows_the_lines_of_the_cell_alone(given, capsys):
     assert type(error).__name__ == "EquinoxRuntimeError" and "nan in w" in told
     assert "----> 7 state, loss = train_step(" in told and "jaxshard_magic" not in told
     given.run("print(jnp.ones(3).sum())")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh"), [("fsdp+tp", "cpu:8 data=4 model=2"), ("spmd", "cpu:8 data=8")]
+)
+def test_a_print_of_no_array_is_made_once(strategy, mesh, capfd):
+    def step(w, x):
+        jax.debug.print("a step begins")
+        jax.debug.callback(lambda: None)
+        loss, gradient = jax.value_and_grad(lambda w: ((x @ w["a"] @ w["b"]) ** 2).mean())(w)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, gradient), loss
+
+    sharded = jaxshard_magic.shard(step, strategy, mesh=mesh)
+    got, want = sharded(W, X), step(W, X)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("a step begins") == 2

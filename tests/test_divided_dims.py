@@ -352,7 +352,8 @@ def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plai
 
 @pytest.mark.parametrize("strategy, mesh", [("dp", "cpu:4 data=4"), ("fsdp+tp", "cpu:8 data=4 model=2")])
 @pytest.mark.parametrize("start", [2, 11, -3])
-def test_a_window_of_rows_that_begins_too_late_is_the_last_one(strategy, mesh, start):
+@pytest.mark.parametrize("dtype", [np.int32, np.int8])
+def test_a_window_of_rows_that_begins_too_late_is_the_last_one(strategy, mesh, start, dtype):
     """As `dynamic_slice` has it on one device, of a data set and in the gradient of what is set into a batch."""
 
     def step(params, data, start):
@@ -368,8 +369,19 @@ def test_a_window_of_rows_that_begins_too_late_is_the_last_one(strategy, mesh, s
     params, data = (
         np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((4, 6), (16, 4))
     )
-    got = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, data, np.int32(start))
+    got = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, data, dtype(start))
     with jax.disable_jit():
-        want = step(params, data, np.int32(start))
+        want = step(params, data, dtype(start))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_start_of_a_type_that_holds_no_number_as_large_as_the_array_is_kept():
+    def step(params, data, start):
+        rows = jax.lax.dynamic_slice_in_dim(data, start, 96)
+        return params + (rows * params).sum(), rows
+
+    data = np.arange(1200, dtype=np.float32).reshape(300, 4)
+    args = np.ones(4, np.float32), data, np.int8(100)
+    got = jaxshard_magic.shard(step, "spmd", mesh="cpu:4 data=4")(*args)
+    np.testing.assert_array_equal(got[1], data[100:196])

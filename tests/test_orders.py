@@ -314,6 +314,32 @@ def test_a_sort_of_what_a_loop_carries_sorted_makes_no_order():
     assert not orders.sorts and isinstance(orders.of[orders.program.outputs[0]], Mixed)
 
 
+def test_the_order_of_a_loops_last_trip_is_not_that_of_another_trip():
+    def each_sorted(routes, x):
+        def trip(_, route):
+            rows = x[jnp.argsort(jnp.argmax(x @ route, -1))]
+            return rows, rows
+
+        last, each = lax.scan(trip, jnp.zeros_like(x), routes)
+        return last, lax.scan(lambda total, rows: (total + (last * rows).sum(), None), 0.0, each)[0]
+
+    orders = Orders(Program(jax.make_jaxpr(each_sorted)(normal(1, 3, 8, E), normal(2, 16, 8))))
+    last, total = orders.program.outputs
+    assert isinstance(orders.of.get(last), Mixed) and isinstance(orders.of.get(total), Mixed)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_order_that_leaves_one_branch_is_lost():
+    def sorted_or_not(p, x, rest):
+        return lax.cond(rest, lambda: routed_rows(p, x), lambda: x)
+
+    def routed_rows(p, x):
+        keys = jnp.argmax(x @ p["route"], -1)
+        return lax.ragged_dot(x[jnp.argsort(keys)], p["layers"][0], jnp.bincount(keys, length=E))
+
+    orders = Orders(Program(jax.make_jaxpr(sorted_or_not)(LAYERS, normal(3, 16, 8), True)))
+    assert set(orders.sorts.values()) == orders.lost.keys() != set()
+
+
 @pytest.mark.parametrize(
     ("strategy", "mesh", "options"),
     [("ep", "cpu:8 data=2 expert=4", {}), ("dp", "cpu:4 data=4", {"microbatches": 2})],

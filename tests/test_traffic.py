@@ -183,11 +183,33 @@ def over_time(p, batch):
 
 
 PIECES = 4
+
+
+def of_the_last_piece(p, batch):
+    last = lambda _, x: (jax.grad(mean_square)(p, x), None)  # noqa: E731
+    return jax.lax.scan(last, jax.tree.map(jnp.zeros_like, p), batch.reshape(PIECES, -1, WIDTH))[0]
+
+
+def beside_their_squares(p, batch):
+    """Sums that each trip needs whole, too."""
+
+    def piece(carry, x):
+        g = jax.grad(mean_square)(p, x)
+        return jax.tree.map(lambda c, g: (c[0] + g, c[1] + (g**2).sum()), carry, g, is_leaf=pairs), None
+
+    pairs = lambda c: isinstance(c, tuple)  # noqa: E731
+    zeros = jax.tree.map(lambda w: (jnp.zeros_like(w), jnp.zeros(())), p)
+    carry, _ = jax.lax.scan(piece, zeros, batch.reshape(PIECES, -1, WIDTH))
+    return jax.tree.map(lambda c: c[0] * jax.lax.rsqrt(1 + c[1]), carry, is_leaf=pairs)
+
+
 IN_LOOPS = {  # how often the sums of both weights are sent
     "added up": (of_pieces(lambda g: g, (PIECES,)), 1),
     "divided, then added up": (of_pieces(lambda g: g / PIECES, (PIECES,)), PIECES),
     "in a loop of loops": (of_pieces(lambda g: g, (2, 2)), 2),
     "over time": (over_time, 1),
+    "of the last piece": (of_the_last_piece, PIECES),
+    "beside their squares": (beside_their_squares, PIECES),
 }
 
 

@@ -106,13 +106,23 @@ class Orders(Domain[State]):
         return inside(operand) if lead else operand
 
     def leave(self, eqn: Equation, result: State, lead: int) -> State:
-        """Return what comes out of a body: stacked by a scan, or in no order, where other branches may have others."""
+        """Return what comes out of a body: stacked by a scan, or in no order, where other branches or trips may have
+        others."""
         if lead:
             return stacked(result, eqn.index)
-        return MIXED if ordered(result) and eqn.name in ("cond", "while") else result
+        others = eqn.name in ("cond", "while") or (eqn.name == "scan" and self._sorted_inside(result, eqn))
+        return MIXED if ordered(result) and others else result
 
     def control(self, eqn: Equation, result: State, decider: State) -> State:
         return MIXED if ordered(decider) else result
+
+    def _sorted_inside(self, state: State, eqn: Equation) -> bool:
+        """Return whether the order of a state is made in a body of `eqn`, for each trip anew."""
+        order = state.order if isinstance(state, (Sorted, Numbers)) else None
+        outer = None if order is None else self.program.equations[order].outer
+        while outer is not None and outer is not eqn:
+            outer = outer.outer
+        return outer is not None
 
     def _read_off(self) -> None:
         """Note once more what each equation does, now that all states are known: what was noted in the first trips of
@@ -124,9 +134,9 @@ class Orders(Domain[State]):
                 self.transfer(e, [self._operand(e, k) for k in range(len(e.ins))])
         self.sorts = {i: self.sorts[i] for i in sorted(self._sorting)}
         for e in sorted(self.program.equations, key=lambda e: bool(e.doors)):  # those inside of bodies first
-            if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
-                states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
-                for state in states:
+            ends = [*e.outs, *(v for door in e.doors for v in (*door.scope.ins, *door.scope.outs))]
+            if any(isinstance(self.of.get(v), Mixed) for v in ends if v is not None):
+                for state in (self.of.get(v) for v in (*e.ins, *ends) if v is not None):
                     if isinstance(state, (Sorted, Numbers)) and state.order is not None:
                         self.lost.setdefault(state.order, e.index)
 
@@ -206,7 +216,9 @@ class Orders(Domain[State]):
         """The same function of each number; of what nothing is known there are none."""
         numbers = [s for s in states if isinstance(s, Numbers)]
         lost = MIXED if any(map(ordered, states)) else None
-        kinds = {np.dtype(getattr(v.aval, "dtype", object)).kind for v in (*e.eqn.invars, *e.eqn.outvars)}
+        kinds = {
+            getattr(getattr(v.aval, "dtype", None), "kind", "V") for v in (*e.eqn.invars, *e.eqn.outvars)
+        }
         if not kinds <= {*_INTEGERS_OR_TRUTH} or not all(isinstance(s, (Numbers, Known)) for s in states):
             return lost
         if len({s.of() for s in numbers}) > 1:

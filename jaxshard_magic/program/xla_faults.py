@@ -251,8 +251,11 @@ def _begun_within(e: Equation, values: list, _divided: Divided) -> list | None:
         return None
     x, *starts = values
     last = [size - length for size, length in zip(x.shape, e.params["slice_sizes"], strict=True)]
-    pairs = zip(starts, last, strict=True)
-    return bind(e.eqn, [x, *(lax.clamp(jnp.zeros_like(i), i, jnp.full_like(i, end)) for i, end in pairs)])
+    within = [
+        lax.clamp(jnp.zeros_like(i), i, jnp.full_like(i, min(end, jnp.iinfo(jnp.result_type(i)).max)))
+        for i, end in zip(starts, last, strict=True)
+    ]
+    return bind(e.eqn, [x, *within])
 
 
 CROSSED = Fault(

@@ -59,7 +59,7 @@ class Sorting:
         found, of = set[int](), self.of.of
         for e in self.of.program.equations if self.orders else ():
             states = [of.get(v) for v in e.ins if v is not None]
-            if not e.doors and any(isinstance(s, Numbers) for s in states):
+            if e.outs and not e.doors and any(isinstance(s, Numbers) for s in states):
                 made = of.get(e.outs[0])
                 sorts = any(isinstance(s, Numbers) and s.order in self.orders for s in states)
                 if isinstance(made, Known) or (isinstance(made, Numbers) and sorts):

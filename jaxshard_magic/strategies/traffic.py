@@ -133,10 +133,13 @@ class _Traffic:
         loop = e.outer
         while loop is not None and loop.name != "scan":
             loop = loop.outer
-        if loop is None or self._layout.platform != "tpu" or sent.kind != "all-reduce":
+        if loop is None or self._layout.platform != "tpu" or sent.kind != "all-reduce" or not sent.count:
             return sent
-        added_up = self._layout.flow.forward(e.outs, self._only_adds)
-        moves = not added_up.isdisjoint(last for last, _ in loop.doors[0].loop)
+        flow, carries = self._layout.flow, loop.doors[0].loop
+        added_up = flow.forward((v for v in e.outs if v in self._deferrable), self._only_adds)
+        moves = any(
+            last in added_up and last in flow.forward([first], self._only_adds) for last, first in carries
+        )
         return replace(sent, count=sent.count // loop.params["length"]) if moves else sent
 
     def _only_adds(self, made: Value, _of: Value, e: Equation | None) -> bool:

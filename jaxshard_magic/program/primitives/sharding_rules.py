@@ -365,6 +365,8 @@ def _at_same_positions(
         role: what becomes of a dimension.
         unshared: dimensions that are not one, whatever their size: what it works along.
     """
+    if not eqn.outs:  # run for an effect, such as a print
+        return ShardingRule()
     out = len(eqn.ins)
     *operands, result = eqn.shapes
     if len(operands) == out and not unshared and all(not shape or shape == result for shape in operands):
