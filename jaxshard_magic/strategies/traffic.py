@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from jax.version import __version_info__ as jax_version
+
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
 from ..program.phases import phases
@@ -122,25 +124,29 @@ class _Traffic:
             whole = e.primitive.scatters and self._layout.platform != "tpu"
             rows = self._rows(e, over)
             sums = gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=rows, by_dim=by_dim)
-            yield from (self._behind_loop(e, sent) for sent in sums)
+            yield from (self._behind_loops(e, sent) for sent in sums)
 
-    def _behind_loop(self, e: Equation, sent: Sent) -> Sent:
+    def _behind_loops(self, e: Equation, sent: Sent) -> Sent:
         """Return the gradient sum of `e` as often as it is made.
 
-        XLA for TPUs moves an all-reduce of what a loop does nothing to but add it up behind that loop, and not behind a
-        loop around it (libtpu 0.0.42). Reduce-scatters stay where they are; XLA for CPUs and GPUs moves neither.
+        XLA for TPUs moves an all-reduce of what a loop does nothing to but add it up behind that loop, and since libtpu
+        0.0.50, which goes with jax 0.12, behind loops around it; 0.0.42 left it there. Reduce-scatters stay where they
+        are; XLA for CPUs and GPUs moves neither.
         """
-        loop = e.outer
-        while loop is not None and loop.name != "scan":
-            loop = loop.outer
-        if loop is None or self._layout.platform != "tpu" or sent.kind != "all-reduce" or not sent.count:
+        if self._layout.platform != "tpu" or sent.kind != "all-reduce" or not sent.count:
             return sent
-        flow, carries = self._layout.flow, loop.doors[0].loop
+        flow, count, outer = self._layout.flow, sent.count, e.outer
         added_up = flow.forward((v for v in e.outs if v in self._deferrable), self._only_adds)
-        moves = any(
-            last in added_up and last in flow.forward([first], self._only_adds) for last, first in carries
-        )
-        return replace(sent, count=sent.count // loop.params["length"]) if moves else sent
+        while outer is not None:
+            if outer.name == "scan":
+                carries = outer.doors[0].loop
+                if not any(b in added_up and b in flow.forward([a], self._only_adds) for b, a in carries):
+                    break
+                count //= outer.params["length"]
+                if jax_version < (0, 12):
+                    break
+            outer = outer.outer
+        return replace(sent, count=count)
 
     def _only_adds(self, made: Value, _of: Value, e: Equation | None) -> bool:
         """Return whether a value is made of another by sums, casts, and parts that are taken or put together."""
