@@ -261,7 +261,7 @@ def elementwise(name: str) -> Instance:
                 operands = numbers(*shape) > 0.5, *operands
             for more in ({"accuracy": None}, {}):
                 run = lambda *xs, more=more: p.bind(*xs, **PARAMS.get(name, {}), **more)  # noqa: E731
-                try:
+                try:  # in any of these ways jax says that it takes other operands
                     run(*operands)
                 except (TypeError, ValueError, AssertionError, NotImplementedError):
                     continue

@@ -32,7 +32,7 @@ from .order_states import (
     sorted_in,
     stacked,
 )
-from .primitives import bind, is_literal, shape_of
+from .primitives import bind, is_literal
 from .primitives.primitive import Kind
 from .primitives.sharding_rules import along, reduced
 from .solver import Domain, solve
@@ -56,7 +56,6 @@ class Orders(Domain[State]):
         self.of: dict[Value, State] = {}
         self.lookups: dict[int, Lookup] = {}
         self.sorts: dict[int, int] = {}
-        self._sorting: set[int] = set()  # those of `sorts` whose operands are in no other order
         self.backs: set[int] = set()
         self.products: set[int] = set()
         self.lost: dict[int, int] = {}
@@ -128,11 +127,12 @@ class Orders(Domain[State]):
         """Note once more what each equation does, now that all states are known: what was noted in the first trips of
         loops need not hold in later ones."""
         self.of = {v: s for v, s in enumerate(self.facts) if s not in (None, UNREACHED)}
-        self.lookups, self.backs, self.products, self._sorting = {}, set(), set(), set()
+        self.lookups, self.backs, self.products = {}, set(), set()
         for e in self.program.equations:
             if not e.doors:
                 self.transfer(e, [self._operand(e, k) for k in range(len(e.ins))])
-        self.sorts = {i: self.sorts[i] for i in sorted(self._sorting)}
+        firsts = {i: self.of.get(self.program.equations[i].outs[0]) for i in self.sorts}
+        self.sorts = {i: order for i, order in self.sorts.items() if not isinstance(firsts[i], Mixed)}
         for e in sorted(self.program.equations, key=lambda e: bool(e.doors)):  # those inside of bodies first
             ends = [*e.outs, *(v for door in e.doors for v in (*door.scope.ins, *door.scope.outs))]
             if any(isinstance(self.of.get(v), Mixed) for v in ends if v is not None):
@@ -143,9 +143,6 @@ class Orders(Domain[State]):
     def _operand(self, e: Equation, k: int) -> State:
         v, var = e.ins[k], e.eqn.invars[k]
         return self.constant(var.val) if is_literal(var) else self.of.get(v) if v is not None else None  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _shape(self, e: Equation, k: int) -> tuple[int, ...]:
-        return shape_of(e.eqn.invars[k])
 
     # One equation.
 
@@ -195,7 +192,6 @@ class Orders(Domain[State]):
             o for o in self.sorts.values() if self.counts.same(e.ins[0], self.program.equations[o].ins[0])
         )
         self.sorts[e.index] = next(before, e.index)
-        self._sorting.add(e.index)
         return [sorted_in(s, self.sorts[e.index]) for s in states]
 
     def _elementwise(self, e: Equation, states: list[State]) -> State:
@@ -260,11 +256,11 @@ class Orders(Domain[State]):
             return None
         if not isinstance(first, Sorted) or first.loop is not None:
             return MIXED
-        d, out = first.dim, shape_of(e.eqn.outvars[0])
+        d, out = first.dim, e.shapes[len(e.ins)]
         named = e.primitive.along and d in along(e.params, len(out))
         rest = [k for k, s in enumerate(states) if s != first]
-        same = all(len(v.aval.shape) in (0, len(out)) for v in e.eqn.invars)  # pyright: ignore[reportAttributeAccessIssue]
-        kept = d < len(out) and out[d] == self._shape(e, states.index(first))[d] and same and not named
+        same = all(len(shape) in (0, len(out)) for shape in e.shapes[: len(e.ins)])
+        kept = d < len(out) and out[d] == e.shapes[states.index(first)][d] and same and not named
         return first if kept and all(self._even_operand(e, k, d) for k in rest) else MIXED
 
     def _reduction(self, e: Equation, states: list[State]) -> State:
@@ -308,7 +304,7 @@ class Orders(Domain[State]):
         dn, (operand, index) = e.params["dimension_numbers"], states[:2]
         if not any(map(ordered, states)):
             return None
-        spots = [d for d in range(len(shape_of(e.eqn.outvars[0]))) if d not in dn.offset_dims]
+        spots = [d for d in range(len(e.shapes[len(e.ins)])) if d not in dn.offset_dims]
         if isinstance(index, Sorted) and not ordered(operand) and index.loop is None:  # a table, row by row
             return Sorted(index.order, spots[index.dim]) if index.dim < len(spots) else MIXED
         if not ordered(index) and isinstance(operand, Sorted) and operand.loop is None:
@@ -318,7 +314,7 @@ class Orders(Domain[State]):
         if tuple(dn.start_index_map) != tuple(dn.collapsed_slice_dims) or len(dn.start_index_map) != 1:
             return MIXED
         (looked,) = dn.start_index_map
-        each = index.table.each(self._shape(e, 0)[looked])
+        each = index.table.each(e.shapes[0][looked])
         if each is None or index.dim >= len(spots):
             return MIXED
         if index.back:
@@ -337,16 +333,16 @@ class Orders(Domain[State]):
         """Slices that hold all of the rows."""
         dn, d = e.params["dimension_numbers"], operand.dim
         gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
-        if d in gone or e.params["slice_sizes"][d] != self._shape(e, 0)[d]:
+        if d in gone or e.params["slice_sizes"][d] != e.shapes[0][d]:
             return MIXED
-        kept = [k for k in range(len(self._shape(e, 0))) if k not in gone]
+        kept = [k for k in range(len(e.shapes[0])) if k not in gone]
         return replace(operand, dim=dn.offset_dims[kept.index(d)])
 
     def _scatter(self, e: Equation, states: list[State]) -> State:
         dn, (operand, index, updates) = e.params["dimension_numbers"], states[:3]
         if not any(map(ordered, states)):
             return None
-        spots = [d for d in range(len(self._shape(e, 2))) if d not in dn.update_window_dims]
+        spots = [d for d in range(len(e.shapes[2])) if d not in dn.update_window_dims]
         if isinstance(index, Sorted):  # sums, in any order
             own = index.dim < len(spots) and updates == Sorted(index.order, spots[index.dim])
             return None if e.primitive.adds and own and not ordered(operand) and index.loop is None else MIXED
@@ -355,7 +351,7 @@ class Orders(Domain[State]):
         rows = tuple(dn.scatter_dims_to_operand_dims)
         if rows != tuple(dn.inserted_window_dims) or len(rows) != 1 or index.dim >= len(spots):
             return MIXED
-        each, spot = index.table.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
+        each, spot = index.table.each(e.shapes[0][rows[0]]), spots[index.dim]
         if each is None or ordered(operand) or not (e.primitive.adds or (e.name == "scatter" and each == 1)):
             return MIXED
         if index.back:
@@ -376,7 +372,7 @@ class Orders(Domain[State]):
     # What is the same along a dimension.
 
     def _even_operand(self, e: Equation, k: int, dim: int) -> bool:
-        return not self._shape(e, k) or (e.ins[k] is not None and self.even(e.ins[k], dim))  # pyright: ignore[reportArgumentType]
+        return not e.shapes[k] or (e.ins[k] is not None and self.even(e.ins[k], dim))  # pyright: ignore[reportArgumentType]
 
     def even(self, v: Value, dim: int) -> bool:
         """Is a value the same at all places along a dimension, as what is repeated along it is?"""
@@ -399,7 +395,7 @@ class Orders(Domain[State]):
 
 
 def _sorts_rows(e: Equation) -> bool:
-    return e.name == "sort" and all(len(shape_of(v)) == 1 for v in e.eqn.invars)
+    return e.name == "sort" and all(len(shape) == 1 for shape in e.shapes)
 
 
 def _unknown(_e: Equation, states: list[State]) -> State:

@@ -131,9 +131,8 @@ class _Solver(Generic[Fact]):
         while news:
             for body in eqn.doors:
                 self.run(body.scope)
-            results = self._results(
-                eqn.doors[0].scope
-            )  # of a loop's body; branches and calls go round nowhere
+            # A loop's body is its first; branches and calls have nothing that goes round.
+            results = self._results(eqn.doors[0].scope)
             carries = [
                 (first, fact)
                 for body in eqn.doors

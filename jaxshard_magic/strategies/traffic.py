@@ -133,7 +133,7 @@ class _Traffic:
         0.0.50, which goes with jax 0.12, behind loops around it; 0.0.42 left it there. Reduce-scatters stay where they
         are; XLA for CPUs and GPUs moves neither.
         """
-        if self._layout.platform != "tpu" or sent.kind != "all-reduce" or not sent.count:
+        if self._layout.platform != "tpu" or sent.kind != "all-reduce" or e.trips < 2:
             return sent
         flow, count, outer = self._layout.flow, sent.count, e.outer
         added_up = flow.forward((v for v in e.outs if v in self._deferrable), self._only_adds)

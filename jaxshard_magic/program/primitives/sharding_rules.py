@@ -221,9 +221,9 @@ def product(eqn: "Equation") -> ShardingRule:
     assert c is not None
     out = len(eqn.ins)
     plain = out == 2 and c.ragged is None and c.grouped is None
-    reduced_, passed = (Role.REDUCED, Role.PASSED) if plain else (Role.LINKED, Role.LINKED)
+    summed, passed = (Role.REDUCED, Role.PASSED) if plain else (Role.LINKED, Role.LINKED)
     shared: list[tuple[Dims, Role]] = [
-        *(({0: a, 1: b}, reduced_) for a, b in c.contracted),
+        *(({0: a, 1: b}, summed) for a, b in c.contracted),
         *(({out: o, 0: a, 1: b}, passed) for a, b, o in c.batch),
         *(({out: o, 0: a}, passed) for a, o in c.left),
         *(({out: o, 1: b}, passed) for b, o in c.right),
@@ -365,15 +365,8 @@ def _at_same_positions(
         role: what becomes of a dimension.
         unshared: dimensions that are not one, whatever their size: what it works along.
     """
-    if not eqn.outs:  # run for an effect, such as a print
-        return ShardingRule()
-    out = len(eqn.ins)
-    *operands, result = eqn.shapes
-    if len(operands) == out and not unshared and all(not shape or shape == result for shape in operands):
-        # Most equations of a step: of one shape. Without it links take half as long again.
-        alike = [out, *(k for k, shape in enumerate(operands) if shape)]
-        return ShardingRule(tuple(SharedDimension(_each_at(alike, d), role(d)) for d in range(len(result))))
-    slots, shared, parts, told = list(_result_first(eqn)), [], [], set[At]()
+    slots, out = list(_result_first(eqn)), len(eqn.ins)
+    shared, parts, told = [], [], set[At]()
     for slot, result in slots[: len(slots) - out]:
         others = [(k, shape) for k, shape in slots if k != slot and len(shape) == len(result)]
         for d, size in enumerate(result):

@@ -13,7 +13,7 @@ from jax import lax
 
 from ...plan import Sent
 from ...program.ir import Equation
-from ...program.primitives import bind, shape_of
+from ...program.primitives import bind
 from ...program.primitives.sharding_rules import along
 from ..layout import Axes, Layout, Spec
 from .region import Context, Emission, Region
@@ -69,7 +69,7 @@ def running(context: Context) -> Running:
 
 def _dimension(e: Equation) -> int:
     """The dimension that it runs over."""
-    return along(e.params, len(shape_of(e.eqn.invars[0])))[0]
+    return along(e.params, len(e.shapes[0]))[0]
 
 
 def _lying(layout: Layout, e: Equation) -> Spec:
