@@ -40,10 +40,10 @@ while time.monotonic() < end:
 
 
 class Hosts:
-    """A notebook on hosts."""
+    """A notebook on hosts; `folder` is empty, for what its cells write."""
 
-    def __init__(self, notebook: Notebook):
-        self.notebook = notebook
+    def __init__(self, notebook: Notebook, folder: Path):
+        self.notebook, self.folder = notebook, folder
         self.magics = notebook.shell.magics_manager.registry["ShardMagics"]
 
     @property
@@ -66,6 +66,15 @@ class Hosts:
             error = self.notebook.fails(code)
         return str(error), said.stderr
 
+    def fails_in_steps(self, do: Callable[[], Any]) -> tuple[str, str]:
+        """What `fails` returns for a loop of steps, in which something is done once every host has made three steps,
+        however long a slow machine takes to begin it."""
+        for mark in (marks := [self.folder / str(host) for host in range(len(self.cluster))]):
+            mark.unlink(missing_ok=True)
+        once(lambda: all(mark.exists() for mark in marks), do)
+        here = f"os.path.join({str(self.folder)!r}, str(jax.process_index()))"
+        return self.fails(f"{LOOP}    if n == 3: open({here}, 'w').close()")
+
     def everywhere(self, expression: str) -> list[Any]:
         """What an expression is on each host."""
         code = f"__import__('IPython').get_ipython().user_ns['{expression}']"
@@ -80,7 +89,8 @@ def unopened(folder: Path) -> Iterator[Hosts]:
         patch.setenv("JAXSHARD_HISTORY", str(folder / "history.db"))
         with shell() as found:
             found.run_line_magic("load_ext", "jaxshard_magic")
-            hosts = Hosts(Notebook(found))
+            (written := folder / "written").mkdir()
+            hosts = Hosts(Notebook(found), written)
             try:
                 yield hosts
             finally:

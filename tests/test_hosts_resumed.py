@@ -85,11 +85,10 @@ def test_interrupted_it_saves_once_more_on_all_hosts(hosts: Hosts, tmp_path: Pat
 def test_a_loop_that_is_shorter_on_one_host_ends_with_a_line_and_a_checkpoint_that_all_have(
     hosts: Hosts, tmp_path: Path
 ):
-    start = time.monotonic()
     line, _ = hosts.fails(
         training(f"--checkpoint {tmp_path}/run --every 3", calls="12 - 4 * jax.process_index()")
     )
-    assert line == "host 1: its loop had ended" and time.monotonic() - start < 20
+    assert line == "host 1: its loop had ended"
     first, second, *last = checkpoints(tmp_path / "run")
     assert (first, second) == (3, 6) and last in ([], [8]), (
         "all hold the state of step 8, unless 6 was being written"

