@@ -24,9 +24,15 @@ AG, AR, RS = "all-gather", "all-reduce", "reduce-scatter"
 @pytest.fixture(autouse=True)
 def _asked_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    way.cache_clear()
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
+    """What this process has asked; the folder of the cache has it still."""
     way.cache_clear()
+    gathers._answer.cache_clear()
 
 
 @pytest.fixture
@@ -175,9 +181,22 @@ def test_one_sum_scattered_over_a_plane_is_an_all_reduce_and_over_a_ring_is_not(
 def test_what_the_compiler_said_of_a_slice_is_not_asked_again(monkeypatch):
     mesh = jaxshard_magic.mesh("v5p:4x4x4 data=64")
     found = way(mesh, ("data",))
-    way.cache_clear()
+    forget()
     monkeypatch.setattr(type(compiler_of(gathers.target_of(mesh))), "compile", None)
     assert way(mesh, ("data",)) == found
+
+
+@on_tpus
+@pytest.mark.parametrize("kept", ["here", "in the cache's folder"])
+def test_the_same_devices_under_axes_of_other_names_are_one_question(monkeypatch, kept):
+    found = way(jaxshard_magic.mesh("v5p:4x4x4 data=16 model=4"), ("data",), scatters=True)
+    if kept != "here":
+        forget()
+    monkeypatch.setattr(gathers, "_program", None)
+    other = way(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("seq",), scatters=True)
+    assert [(step.size, step.apart) for step in other.steps] == [(s.size, s.apart) for s in found.steps]
+    with pytest.raises(TypeError):  # other devices are another question
+        way(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("expert",), scatters=True)
 
 
 LAYERS, WIDTH, HIDDEN = 2, 2048, 8192

@@ -1,10 +1,11 @@
 """Where a row of units is cut into parts: the largest as small as can be, then where few bytes cross."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 SLACK = 0.08  # what the largest part may exceed the smallest possible largest by, for fewer bytes to cross
+_AT_ONCE = 1 << 20  # runs that are looked at together: 8 MiB of costs
 
 
 def cut(
@@ -24,9 +25,8 @@ def cut(
     [1]
     """
     n, fixed = len(costs), fixed or {}
-    before = np.concatenate([[0.0], np.cumsum(costs)])
-    starts = _Starts(n, fixed)
-    limit = _least_largest(before, starts, parts) * (1 + SLACK)
+    runs = _Runs(costs, fixed)
+    limit = runs.least_largest(parts) * (1 + SLACK)
     if not np.isfinite(limit):
         return None
     bytes_ = np.asarray(crossing, float)
@@ -35,13 +35,13 @@ def cut(
     first = np.zeros((parts + 1, n + 1), int)
     best[0, 0] = 0.0
     for p in range(1, parts + 1):
-        for end in range(p, n + 1):
-            work = before[end] - before[:end]
+        for ends, work in runs.blocks():
             # Bytes in units of a usual boundary; between alike ones the more even parts.
-            paid = best[p - 1, :end] + bytes_[:end] / usual + (work / limit if limit else work) ** 2
-            paid[(work > limit) | ~starts(end)] = np.inf
-            first[p, end] = int(np.argmin(paid))
-            best[p, end] = paid[first[p, end]]
+            starts = slice(0, work.shape[1])
+            paid = best[p - 1, starts] + bytes_[starts] / usual + (work / limit if limit else work) ** 2
+            paid[work > limit] = np.inf
+            first[p, ends] = np.argmin(paid, axis=1)
+            best[p, ends] = np.min(paid, axis=1)
     bounds, end = [], n
     for p in range(parts, 1, -1):
         end = int(first[p, end])
@@ -55,28 +55,37 @@ def largest(costs: Sequence[float], bounds: Sequence[int]) -> float:
     return max(sum(costs[a:b]) for a, b in zip([0, *bounds], ends, strict=True))
 
 
-class _Starts:
-    """`starts(end)[u]`: whether a part may run from unit u to before `end`."""
+class _Runs:
+    """What every run of units costs that a part may be."""
 
-    def __init__(self, units: int, fixed: Mapping[int, bool]):
-        self._allowed = np.array([fixed.get(u, True) for u in range(units)])
-        self._forced = sorted(u for u, cut in fixed.items() if cut)
+    def __init__(self, costs: Sequence[float], fixed: Mapping[int, bool]):
+        self._units = len(costs)
+        self._before = np.concatenate([[0.0], np.cumsum(costs)])
+        self._allowed = np.array([fixed.get(u, True) for u in range(self._units)], bool)
+        # the last unit before each end at which a part must start: no run goes over it
+        must = [0] + [u if fixed.get(u, False) else 0 for u in range(self._units)]
+        self._earliest = np.maximum.accumulate(must)
 
-    def __call__(self, end: int) -> np.ndarray:
-        allowed = self._allowed[:end].copy()
-        allowed[: max((u for u in self._forced if u < end), default=0)] = False
-        return allowed
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Some ends, and the costs of the runs to before each of them, a row for an end and a column for the unit that
+        a run starts at; infinite where no part may be that run."""
+        rows = max(1, _AT_ONCE // max(self._units, 1))
+        for low in range(1, self._units + 1, rows):
+            ends = np.arange(low, min(low + rows, self._units + 1))[:, None]
+            starts = np.arange(ends[-1, 0])
+            may = self._allowed[starts] & (starts >= self._earliest[ends]) & (starts < ends)
+            yield (
+                slice(low, low + len(ends)),
+                np.where(may, self._before[ends] - self._before[starts], np.inf),
+            )
 
-
-def _least_largest(before: np.ndarray, starts: _Starts, parts: int) -> float:
-    """The smallest possible cost of the largest of `parts` runs of units; `before[u]`: the cost of what is before u."""
-    n = len(before) - 1
-    least = np.full(n + 1, np.inf)
-    least[0] = 0.0
-    for p in range(1, parts + 1):
-        now = np.full(n + 1, np.inf)
-        for end in range(p, n + 1):
-            paid = np.maximum(least[:end], before[end] - before[:end])
-            now[end] = np.min(paid[starts(end)], initial=np.inf)
-        least = now
-    return float(least[n])
+    def least_largest(self, parts: int) -> float:
+        """The smallest possible cost of the largest of `parts` runs that are all units."""
+        least = np.full(self._units + 1, np.inf)
+        least[0] = 0.0
+        for _ in range(parts):
+            now = np.full(self._units + 1, np.inf)
+            for ends, work in self.blocks():
+                now[ends] = np.min(np.maximum(least[: work.shape[1]], work), axis=1)
+            least = now
+        return float(least[-1])

@@ -164,7 +164,8 @@ class Layout:
                 over = tuple(a for a in over if a not in self.experts.axes)
                 rows = self.experts.shared or rows  # any token may have any of the places
         tensor = self.tensor_axes(value)
-        left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
+        divided = {a for axes in tensor for a in axes}
+        left = tuple(a for a in self.sequence_axes if a not in divided)
         for d, (c, n) in enumerate(zip(self.dims.of(value), self.program.nodes(value), strict=True)):
             if c in given:
                 spec.append(self._dividing(given[c], shape[d]))
@@ -261,7 +262,7 @@ class Layout:
         seen: set[str] = set()
         out = []
         for axes in spec:
-            out.append(tuple(a for a in axes if a not in seen))
+            out.append(axes if seen.isdisjoint(axes) else tuple(a for a in axes if a not in seen))
             seen.update(axes)
         return out
 

@@ -14,7 +14,7 @@ from typing import Any
 import platformdirs
 
 from ..files import close_to_others, content, inflated, own_folder, put_own
-from ..packages import CUDA, TPU, installed
+from ..packages import CUDA, TPU, versions
 from .built import Built, MemoryStats
 
 SIZE = 500_000_000  # bytes; what was used least recently goes first
@@ -30,8 +30,8 @@ def folder() -> Path:
 
 def key_of(program: bytes, topology: Mapping[str, Any], order: Sequence[int], tupled: bool) -> str:
     """The same for the same program, target, and versions of the compilers."""
-    versions = [(name, installed()[name]) for name in ("jaxlib", *TPU, *CUDA)]
-    parts = (FORM, sorted(topology.items()), list(order), tupled, versions)
+    compilers = sorted(versions(("jaxlib", *TPU, *CUDA)).items())
+    parts = (FORM, sorted(topology.items()), list(order), tupled, compilers)
     return hashlib.sha256(repr(parts).encode() + program).hexdigest()
 
 

@@ -6,12 +6,14 @@ all-reduce on all slices. Which it does is asked of the compiler itself, with a 
 answer kept where `compiled` keeps all of them.
 """
 
+import inspect
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +25,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..hardware import Chip, chip_of
+from . import cache as kept
 from . import compiled, target_of
 
 _ROWS, _COLUMNS = 128, 1024  # of bfloat16 on each device
@@ -42,13 +45,17 @@ class Step:
     size: int
     apart: int = 1
 
+    def devices(self, mesh: Sizes) -> int:
+        """How many lie along the axes."""
+        return math.prod(mesh.shape[axis] for axis in self.axes)
+
     def groups(self, mesh: Sizes) -> list[list[int]] | None:
         """The places along the axes that go together; None where all do.
 
         >>> Step(("data",), 2, 4).groups(AbstractMesh((8,), ("data",)))
         [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
-        devices = math.prod(mesh.shape[axis] for axis in self.axes)
+        devices = self.devices(mesh)
         if self.size == devices:
             return None
         places = np.arange(devices).reshape(-1, self.size, self.apart)
@@ -119,11 +126,43 @@ def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
 
 
 def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
-    """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are? Asked in a thread of
-    its own, since jax keeps what it is tracing, such as the step that asks, by thread."""
+    """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are?"""
+    return _answer(_Question(mesh, steps, scatters, _groups_of_devices(mesh, steps)))
+
+
+def _groups_of_devices(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """The ids of the devices that go together in each step, in their order along its axes."""
+    found, ids = [], np.array([device.id for device in mesh.devices.flat]).reshape(mesh.devices.shape)
+    for step in steps:
+        along = [mesh.axis_names.index(axis) for axis in step.axes]
+        together = np.moveaxis(ids, along, range(-len(along), 0)).reshape(-1, step.devices(mesh))
+        if (groups := step.groups(mesh)) is not None:
+            together = together[:, np.array(groups)].reshape(-1, step.size)
+        found.append(tuple(sorted(map(tuple, together.tolist()))))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Whether the compiler leaves `steps` on a mesh what they are: one question for all meshes on which the same
+    devices go together, whatever their axes are called. A search asks it of every mesh of a slice."""
+
+    mesh: Mesh = field(compare=False)
+    steps: tuple[Step, ...] = field(compare=False)
+    scatters: bool
+    groups: tuple[tuple[tuple[int, ...], ...], ...]
+    client: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", self.mesh.devices.flat[0].client)
+
+
+@lru_cache(1024)
+def _answer(question: _Question) -> bool:
+    """Asked in a thread of its own, since jax keeps what it is tracing, such as the step that asks, by thread."""
     wanted = copy_context()
     with ThreadPoolExecutor(1) as alone:
-        text = alone.submit(wanted.run, _compiled_text, mesh, steps, scatters).result()
+        text = alone.submit(wanted.run, _compiled_text, question).result()
     inside = ""
     for found in _HEAD_OR_SUM.finditer(text):
         inside = found[1] or inside
@@ -132,8 +171,27 @@ def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
     return True
 
 
-def _compiled_text(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> str:
-    """A program of these steps alone, as the compiler for the devices of the mesh makes it."""
+def _compiled_text(question: _Question) -> str:
+    """A program of the steps alone, as the compiler for the devices of the mesh makes it."""
+    mesh = question.mesh
+    target = target_of(mesh)
+    if target is None:
+        return _program(question).compile().as_text() or ""
+    # A search asks some hundred of these, and to trace one takes longer than to read what was said of it: kept by the
+    # question, and by this file's text, which makes the program.
+    asked = repr((inspect.getsource(sys.modules[__name__]), question.scatters, question.groups))
+    key = kept.key_of(asked.encode(), target.topology(), (), False)
+    if (built := kept.get(key)) is None:
+        # as text: what says from where it was traced would make each another program
+        program = _program(question).as_text().encode()
+        built = compiled(target, program, [device.id for device in mesh.devices.flat])
+        kept.put(key, built)
+    return built.text
+
+
+def _program(question: _Question) -> jax.stages.Lowered:
+    """The steps on an array of each device's own."""
+    mesh, steps, scatters = question.mesh, question.steps, question.scatters
     axes = tuple(axis for axis in mesh.axis_names if any(axis in step.axes for step in steps))
     size = math.prod(mesh.shape[axis] for axis in axes)
     whole, parts = PartitionSpec(), PartitionSpec(axes)
@@ -147,13 +205,7 @@ def _compiled_text(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> str:
         ),
         in_shardings=NamedSharding(mesh, whole if scatters else parts),
     )
-    lowered = probe.lower(jax.ShapeDtypeStruct((size * _ROWS, _COLUMNS), jnp.bfloat16))
-    target = target_of(mesh)
-    if target is None:
-        return lowered.compile().as_text() or ""
-    order = [device.id for device in mesh.devices.flat]
-    # as text: what says from where it was traced would make each another program
-    return compiled(target, lowered.as_text().encode(), order).text
+    return probe.lower(jax.ShapeDtypeStruct((size * _ROWS, _COLUMNS), jnp.bfloat16))
 
 
 def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[Step, Step]]:
