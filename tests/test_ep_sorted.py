@@ -313,6 +313,107 @@ def test_biased_experts_give_the_plain_numbers_and_send_what_is_told(made, on):
         assert sent(step.report()) == told(step.planned(*args).plan)
 
 
+def routed(returned):
+    """A step whose aux is `returned(rows, order, sizes, keys)`, and its arguments."""
+
+    def train_step(params, batch):
+        def loss_fn(p):
+            keys = jnp.argmax(batch["x"] @ p["route"], -1)
+            order = jnp.argsort(keys)
+            rows, sizes = batch["x"][order], jnp.bincount(keys, length=EXPERTS)
+            aux = returned(rows, order, sizes, keys)
+            rows = lax.ragged_dot(jax.nn.relu(lax.ragged_dot(rows, p["up"], sizes)), p["down"], sizes)
+            return jnp.mean((rows[jnp.argsort(order)] - batch["y"]) ** 2), aux
+
+        (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        return descend(params, grads), loss, aux
+
+    d = Draw(0)
+    rows = {"x": d.normal(TOKENS, WIDTH), "y": d.normal(TOKENS, WIDTH)}
+    up, down = d.normal(EXPERTS, WIDTH, HIDDEN, scale=0.1), d.normal(EXPERTS, HIDDEN, WIDTH, scale=0.1)
+    return jax.jit(train_step), ({"route": d.weight(WIDTH, EXPERTS), "up": up, "down": down}, rows)
+
+
+SIZES = {
+    "as they are": lambda rows, order, sizes, keys: sizes,
+    "twice, and more": lambda rows, order, sizes, keys: (sizes, 2 * sizes, sizes.astype(float)),
+    "out of a branch": lambda rows, order, sizes, keys: lax.cond(rows[0, 0] > 0, jnp.negative, abs, sizes),
+}
+IN_ORDER = {
+    "sorted rows": lambda rows, order, sizes, keys: rows,
+    "their places": lambda rows, order, sizes, keys: order,
+    "the places back": lambda rows, order, sizes, keys: jnp.argsort(order),
+    "sorted keys": lambda rows, order, sizes, keys: keys[order],
+    "of each of a loop's trips": lambda rows, order, sizes, keys: lax.scan(lambda n, r: (n, r), 0, rows)[1],
+    "sizes that a loop adds to": lambda rows, order, sizes, keys: lax.fori_loop(
+        0, sizes[0], lambda i, n: n + sizes, sizes
+    ),
+}
+
+
+@pytest.mark.parametrize("on", [("dp", "data=8"), BESIDE], ids=" ".join)
+@pytest.mark.parametrize("what", [*SIZES, *IN_ORDER])
+def test_what_a_step_returns_of_sorted_rows_is_what_it_is_on_one_device(what, on):
+    """How many tokens each expert has are added up. Rows in the order of all of them need a sort of all of them."""
+    step, args = routed((SIZES | IN_ORDER)[what])
+    sharded = jaxshard_magic.shard(step, on[0], mesh=jaxshard_magic.mesh(f"cpu:8 {on[1]}"))
+    for got, want in zip(jax.tree.leaves(sharded(*args)), jax.tree.leaves(step(*args)), strict=True):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
+    if on == BESIDE and what != "out of a branch":  # that needs the first row of all of them
+        said = {f.code for f in sharded.planned(*args).plan.findings}
+        assert ("experts-sorted" in said) == (what in SIZES) != ("experts-ragged" in said)
+    if what == "as they are":
+        assert sent(sharded.report()) == told(sharded.planned(*args).plan)
+
+
+def test_who_reads_sorted_rows_in_the_order_of_all_of_them_is_named():
+    for show, said in (
+        (lambda rows, *_: rows, "gather at test_ep_sorted.py, line"),
+        (lambda rows, *_: jax.debug.callback(print, rows), "debug_callback at test_ep_sorted.py, line"),
+    ):
+        step, args = routed(show)
+        plan = jaxshard_magic.shard(step, "ep", mesh=jaxshard_magic.mesh("expert=8")).planned(*args).plan
+        message = finding(plan, "experts-ragged")
+        assert said in message and message.endswith("in the order of all of them.")
+
+
+def test_a_print_of_how_many_tokens_each_expert_has_is_of_all_tokens(capfd):
+    step, args = routed(lambda rows, order, sizes, keys: jax.debug.print("{}", sizes))
+    printed = []
+    for made in (step, jaxshard_magic.shard(step, "ep", mesh=jaxshard_magic.mesh("cpu:8 expert=8"))):
+        jax.block_until_ready(made(*args))
+        jax.effects_barrier()
+        printed.append({*capfd.readouterr().out.splitlines()})
+    assert printed[0] == printed[1] and len(printed[0]) == 1
+
+
+@pytest.mark.ci
+def test_a_pipeline_keeps_how_many_rows_each_expert_has_for_its_backward_pass():
+    def train_step(params, batch):
+        def loss_fn(p):
+            def layer(x, w):
+                keys = jnp.argmax(x @ w["route"], -1)
+                order, sizes = jnp.argsort(keys), jnp.bincount(keys, length=EXPERTS)
+                rows = lax.ragged_dot(jnp.tanh(lax.ragged_dot(x[order], w["up"], sizes)), w["down"], sizes)
+                return x + rows[jnp.argsort(order)], None
+
+            x, _ = lax.scan(layer, batch["x"], p)
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        return descend(params, grads), loss
+
+    _, (params, batch) = routed(lambda *_: ())
+    params = jax.tree.map(lambda w: jnp.stack([w, w[::-1]]), params)
+    mesh = jaxshard_magic.mesh("cpu:4 stage=2 data=2")
+    sharded = jaxshard_magic.shard(train_step, "pp+dp", mesh=mesh, microbatches=2)
+    for got, want in zip(
+        *map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
+
+
 def test_weights_of_ragged_products_stay_whole_and_are_named():
     def train_step(params, x):
         def loss_fn(p):

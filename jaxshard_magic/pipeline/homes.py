@@ -1,6 +1,6 @@
 """Where every array of a split step lies: on the sub-mesh of a rank, as the plan of the whole step has it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -172,7 +172,7 @@ class Insides:
         axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
         return axes + [()] * (rank - len(axes))
 
-    def _layout(self, program: Any, inputs: Inputs) -> Layout:
+    def _layout(self, program: Any, inputs: Inputs, read_elsewhere: Collection[Value] = ()) -> Layout:
         plan = self._plan
         return layout_within(
             program,
@@ -182,6 +182,7 @@ class Insides:
             plan.batch_axes,
             inputs,
             plan.attention,
+            read_elsewhere,
         )
 
     def of(self, program: StageProgram) -> Layout | None:
@@ -209,6 +210,7 @@ class Insides:
                 positions,
                 {first + k: k for k in range(n)},
             ),
+            [*program.kept, *program.kept_for_weights, *(v for v in whole.outputs if v is not None)],
         )
         return self._layouts[program]
 

@@ -5,7 +5,7 @@ row by row alone, so that any other batch sorted by itself gives the same rows. 
 a value whose rows and those of another order meet is `Mixed`, and nothing is said of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,7 @@ class Orders(Domain[State]):
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
     the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
     `backs`: what sorts an order back. `products`: those of groups whose rows were sorted by group. `lost`: orders whose
-    rows were mixed with others, by what first.
+    rows were mixed with others, shown or returned, by what first.
     """
 
     bottom: State = UNREACHED
@@ -135,10 +135,18 @@ class Orders(Domain[State]):
         self.sorts = {i: order for i, order in self.sorts.items() if not isinstance(firsts[i], Mixed)}
         for e in sorted(self.program.equations, key=lambda e: bool(e.doors)):  # those inside of bodies first
             ends = [*e.outs, *(v for door in e.doors for v in (*door.scope.ins, *door.scope.outs))]
-            if any(isinstance(self.of.get(v), Mixed) for v in ends if v is not None):
-                for state in (self.of.get(v) for v in (*e.ins, *ends) if v is not None):
-                    if isinstance(state, (Sorted, Numbers)) and state.order is not None:
-                        self.lost.setdefault(state.order, e.index)
+            # what has no result is there to show its operands
+            if not ends or any(isinstance(self.of.get(v), Mixed) for v in ends if v is not None):
+                self._lose([*e.ins, *ends], e)
+        for v in self.program.outputs:  # whoever takes one reads its rows in the order of all of them
+            if v in self.program.maker:
+                self._lose([v], self.program.maker[v])
+
+    def _lose(self, values: Iterable[Value | None], at: Equation) -> None:
+        """Note that the orders of values are lost in an equation, where none was before."""
+        for state in (self.of.get(v) for v in values if v is not None):
+            if isinstance(state, (Sorted, Numbers)) and state.order is not None:
+                self.lost.setdefault(state.order, at.index)
 
     def _operand(self, e: Equation, k: int) -> State:
         v, var = e.ins[k], e.eqn.invars[k]

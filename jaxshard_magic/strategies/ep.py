@@ -261,9 +261,11 @@ def _not_sorted(layout: Layout, e: Equation) -> str:
             "what its rows are sorted by, and that be what top_k or argmax gave."
         )
     lost = None if order is None else orders.lost.get(order)
-    mixed = _first_mixed(
-        layout, [rows] if order is None else [] if lost is None else layout.program.equations[lost].outs
-    )
+    outs = () if lost is None else layout.program.equations[lost].outs
+    if lost is not None and not any(isinstance(orders.of.get(v), Mixed) for v in outs):
+        whose = "makes sorted rows that the step returns" if outs else "shows sorted rows"
+        return f"{told(layout.program, lost)} {whose}, in the order of all of them."
+    mixed = _first_mixed(layout, [rows] if order is None else outs)
     if mixed is None:
         return "Rows, or the sizes of their groups, are not made example by example, so that no device has its own."
     by = layout.program.equations[mixed]

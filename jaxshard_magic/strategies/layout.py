@@ -73,6 +73,8 @@ class Layout:
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
     `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `fixed`: who
     placed a dimension at rest; `alone`: optimizer state that the user placed, which its parameter does not follow.
+    `read_elsewhere`: values that other programs take as they are, in the middle of this one: those of a stage of a
+    pipeline that it hands on, or that its backward pass reads.
     `names`, `why` and `wanted` are kept per input.
     """
 
@@ -92,6 +94,7 @@ class Layout:
     keys: frozenset[int] = frozenset()
     experts: Experts | None = None
     exchanges: Exchanges = field(default_factory=Exchanges)
+    read_elsewhere: frozenset[Value] = frozenset()
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..program.ir import Equation, Program, Value
+from ..program.ir import Equation, Value
 from ..program.order_states import Known, Numbers, Sorted
 from ..program.orders import Orders
 from ..program.primitives.primitive import Kind
@@ -154,7 +154,7 @@ def _sizes(layout: "Layout", orders: Orders, order: int) -> tuple[set[Value], di
         counted[program.maker[root].index] = dims
         same = (v for v, shape in enumerate(program.shapes) if shape == program.shapes[root])
         sizes |= {v for v in same if counts.root(v) == root}
-    return (sizes, counted) if sizes and _stays_in_loops(program, sizes) else None
+    return (sizes, counted) if sizes and _stays_within(layout, sizes) else None
 
 
 def _counting(layout: "Layout", e: Equation) -> Dims | None:
@@ -166,8 +166,14 @@ def _counting(layout: "Layout", e: Equation) -> Dims | None:
     return (rows[0],) if len(rows) == 1 else None
 
 
-def _stays_in_loops(program: Program, sizes: set[Value]) -> bool:
-    """Are sizes that a loop stacks read by other loops alone, trip by trip?"""
+def _stays_within(layout: "Layout", sizes: set[Value]) -> bool:
+    """Are sizes, which lie in parts, read by this program alone, the same on both sides of each body's ends, and those
+    that a loop stacks read by other loops alone, trip by trip?"""
+    program = layout.program
+    doors = [door for e in program.equations for door in e.doors]
+    ends = ((a, b) for door in doors for a, b, lead in (*door.into, *door.out) if not lead)
+    if any((a in sizes) != (b in sizes) for a, b in ends):
+        return False
     scans = [e for e in program.equations if e.name == "scan"]
     carried = any(not sizes.isdisjoint(pair) for e in scans for pair in e.doors[0].loop)
     stacked = {b for e in scans for a, b, lead in e.doors[0].out if lead and a in sizes}
@@ -175,4 +181,9 @@ def _stays_in_loops(program: Program, sizes: set[Value]) -> bool:
     read = {
         v for e in program.equations if e.name != "scan" and e.primitive.kind is not Kind.BODY for v in e.ins
     }
-    return not carried and stacked <= stepped and stacked.isdisjoint({*read, *program.outputs})
+    return (
+        not carried
+        and stacked <= stepped
+        and stacked.isdisjoint({*read, *program.outputs})
+        and layout.read_elsewhere.isdisjoint(sizes | stacked)
+    )

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ..program.batching.batch import Batch, find_batch
 from ..program.dimensions import Dimensions
 from ..program.flow import Flow
-from ..program.ir import Program
+from ..program.ir import Program, Value
 from ..program.roles import BATCH, OTHER, PARAMS, Roles
 from .heads import Attentions
 from .layout import Axes, Layout, Spec
@@ -39,11 +39,13 @@ def layout_within(
     batch_axes: Axes,
     inputs: Inputs,
     attention: str | None = None,
+    read_elsewhere: Collection[Value] = (),
 ) -> Layout:
     """The layout of `program` on `mesh`, with parameters where they lie and what they are divided over in use.
 
     `axes`: the mesh axes of each part of the strategy. Positions that no input names are looked for where the strategy
     divides them. `attention`: how the plan of the whole step has attention get at them.
+    `read_elsewhere`: as of `Layout`.
     """
     dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
     data = frozenset(inputs.examples)
@@ -57,6 +59,7 @@ def layout_within(
     layout = Layout(
         program, dims, dims.storage(batch.classes), flow, by_position, batch, mesh, platform, batch_axes
     )
+    layout.read_elsewhere = frozenset(read_elsewhere)
     _at_rest(layout, inputs, axes.get("tp", ()))
     if over := axes.get("sp", ()):
         layout.positions = inputs.positions

@@ -65,9 +65,11 @@ class SortedRows(Region):
             return [self._counted(e, values)]
         if e.index in self.away.equations:
             return self._row_by_row(e, values)
-        if e.outs[0] in sizes:  # under another type or shape
+        if not sizes.isdisjoint(e.outs):  # under another type or shape
             return list(jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))))(*values))
-        if isinstance(state := orders.of.get(e.outs[0]), Known):  # the same for all rows, in whatever order
+        if e.outs and isinstance(
+            state := orders.of.get(e.outs[0]), Known
+        ):  # the same for all rows, in whatever order
             aval = self.layout.program.avals[e.outs[0]]
             return [jnp.full(aval.shape, state.number, aval.dtype)]
         pairs = zip(values, e.ins, strict=True)
@@ -86,6 +88,16 @@ class SortedRows(Region):
             n = self.layout.count(self._batch)
             for v in self.sorting.sizes.intersection(v for v in e.ins if v is not None):
                 yield Sent("all-reduce", self._batch, n, nbytes(avals[v]), e.trips)
+
+    def leave(self, outs: list) -> list:
+        """With the sizes of groups that the step returns, added up."""
+        sizes, pairs = self.sorting.sizes, zip(self.layout.program.outputs, outs, strict=True)
+        return [x.sum(0, dtype=x.dtype) if v in sizes else x for v, x in pairs]
+
+    def sent_leaving(self) -> Iterable[Sent]:
+        n, avals = self.layout.count(self._batch), self.layout.program.avals
+        for v in self.sorting.sizes.intersection(v for v in self.layout.program.outputs if v is not None):
+            yield Sent("all-reduce", self._batch, n, nbytes(avals[v]), 1)
 
     def _sent_to_experts(self, e: Equation, operands: Iterable[Sent]) -> Iterable[Sent]:
         n, avals = self.layout.count(self.experts), self.layout.program.avals
@@ -148,7 +160,7 @@ class SortedRows(Region):
             {*self.away.equations, *self.sorting.counted, *self.sorting.numbers},
         )
         ours = orders.sorts.keys() | orders.backs | orders.lookups.keys() | by_itself
-        return e.index in ours or e.outs[0] in self.sorting.sizes
+        return e.index in ours or not self.sorting.sizes.isdisjoint(e.outs)
 
     def _sums_wider(self, dtype: Any) -> bool:
         """XLA for the CPU aborts on a sum in bfloat16 by hand."""
