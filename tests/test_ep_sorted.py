@@ -388,6 +388,19 @@ def test_a_print_of_how_many_tokens_each_expert_has_is_of_all_tokens(capfd):
     assert printed[0] == printed[1] and len(printed[0]) == 1
 
 
+def test_sorted_tokens_beside_a_leaf_without_elements_have_no_positions_for_sp():
+    step, (params, batch) = routed(lambda *_: ())
+    batch = {name: x.reshape(BATCH, LENGTH, WIDTH) for name, x in batch.items()} | {
+        "none": jnp.ones((BATCH, 0))
+    }
+
+    def of_sequences(params, batch):
+        return step(params, {name: x.reshape(-1, WIDTH) for name, x in batch.items() if x.size})
+
+    sharded = jaxshard_magic.shard(of_sequences, "sp", mesh=jaxshard_magic.mesh("data=4 seq=2"))
+    assert "tokens are sorted by their expert at test_ep" in refusal(lambda: sharded.planned(params, batch))
+
+
 @pytest.mark.ci
 def test_a_pipeline_keeps_how_many_rows_each_expert_has_for_its_backward_pass():
     def train_step(params, batch):

@@ -14,7 +14,6 @@ from ..errors import ShardError, one_of
 from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.lines import users_line
-from ..program.primitives import shape_of
 from ..program.primitives.primitive import Kind
 from ..program.products import products
 from ..program.trace import is_closed_over
@@ -195,9 +194,9 @@ def _sorted_tokens(layout: Layout) -> Equation | None:
         math.prod(program.shapes[program.inputs[i]][:2])
         for i in layout.batch.dims
         if len(program.shapes[program.inputs[i]]) > 1
-    }
+    } - {0}
     for e in (program.equations[i] for i in sorted(layout.flow.orders.products)):
-        rows = shape_of(e.eqn.invars[0])[0]
+        rows = e.shapes[0][0]
         if any(rows % n == 0 for n in tokens):
             return e
     return None

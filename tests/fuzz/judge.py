@@ -47,7 +47,8 @@ Numbers = dict[str, np.ndarray]
 def applies(program: Program, strategy: str) -> bool:
     """Return whether a strategy has something to divide: `ep` experts, `sp` a dimension beside the examples."""
     if strategy == "ep":
-        return any(o.text.startswith(("mixture(", "routed(")) for o in program.operations)
+        forms = ("mixture(", "routed(", "sorted_by_expert(")
+        return any(form in o.text for o in program.operations for form in forms)
     return "sp" not in strategy.split("+") or any(len(x.type.shape) > 2 for x in program.batch)
 
 

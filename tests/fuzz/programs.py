@@ -236,6 +236,14 @@ def blocks_scanned(x, axis):
 
     return lax.associative_scan(after, (jnp.full_like(x, 0.5), x), axis=axis)[1]
 """,
+    "sorted_by_expert": """\
+def sorted_by_expert(x, route, up, down):
+    keys = jnp.argmax(x @ route, -1)
+    order, sizes = jnp.argsort(keys), jnp.bincount(keys, length=up.shape[0])
+    rows = x[order]
+    made = lax.ragged_dot(jnp.tanh(lax.ragged_dot(rows, up, sizes)), down, sizes)
+    return made[jnp.argsort(order)], made, rows, order, sizes, keys
+""",
     "attended": """\
 def attended(q, k, v, causal):
     scores = jnp.einsum("...qd,...kd->...qk", q, k) / q.shape[-1] ** 0.5
