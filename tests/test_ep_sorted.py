@@ -337,7 +337,10 @@ def routed(returned):
 SIZES = {
     "as they are": lambda rows, order, sizes, keys: sizes,
     "twice, and more": lambda rows, order, sizes, keys: (sizes, 2 * sizes, sizes.astype(float)),
-    "out of a branch": lambda rows, order, sizes, keys: lax.cond(rows[0, 0] > 0, jnp.negative, abs, sizes),
+    "of branches": lambda rows, order, sizes, keys: lax.cond(rows.sum() > 0, jnp.negative, abs, sizes),
+    "sorted": lambda rows, order, sizes, keys: (jnp.sort(sizes), sizes[jnp.argsort(sizes)]),
+    "within bounds": lambda rows, order, sizes, keys: (jnp.clip(sizes, 0, 5), jnp.arange(TOKENS + 1)[sizes]),
+    "behind a barrier": lambda rows, order, sizes, keys: lax.optimization_barrier((keys, sizes, 1.0)),
 }
 IN_ORDER = {
     "sorted rows": lambda rows, order, sizes, keys: rows,
@@ -360,11 +363,50 @@ def test_what_a_step_returns_of_sorted_rows_is_what_it_is_on_one_device(what, on
     for got, want in zip(jax.tree.leaves(sharded(*args)), jax.tree.leaves(step(*args)), strict=True):
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
-    if on == BESIDE and what != "out of a branch":  # that needs the first row of all of them
+    if on == BESIDE:
         said = {f.code for f in sharded.planned(*args).plan.findings}
         assert ("experts-sorted" in said) == (what in SIZES) != ("experts-ragged" in said)
     if what == "as they are":
         assert sent(sharded.report()) == told(sharded.planned(*args).plan)
+
+
+@pytest.mark.parametrize(
+    "told_of",
+    [
+        lambda sizes: jax.jit(lambda s: s.max())(sizes),
+        lambda sizes: lax.cond(sizes[0, 0] > 3, lambda s: s.sum(0), lambda s: s[0], sizes),
+        lambda sizes: lax.scan(lambda n, s: (n + s, n * s), jnp.zeros(EXPERTS, int), sizes),
+    ],
+    ids=["in a body", "in branches", "trip by trip"],
+)
+def test_sizes_that_a_loop_stacks_for_another_loop_are_those_of_all_tokens_elsewhere(told_of):
+    def train_step(params, batch):
+        def loss_fn(p):
+            def route(_, w):
+                keys = jnp.argmax(batch["x"] @ w, -1)
+                return None, (keys, jnp.bincount(keys, length=EXPERTS))
+
+            def layer(x, each):
+                w, (keys, sizes) = each
+                order = jnp.argsort(keys)
+                rows = lax.ragged_dot(jnp.tanh(lax.ragged_dot(x[order], w["up"], sizes)), w["down"], sizes)
+                return x + rows[jnp.argsort(order)], None
+
+            _, routes = lax.scan(route, None, p["route"])
+            x, _ = lax.scan(layer, batch["x"], (p, routes))
+            return jnp.mean((x - batch["y"]) ** 2), told_of(routes[1])
+
+        (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        return descend(params, grads), loss, aux
+
+    _, (params, batch) = routed(lambda *_: ())
+    params = jax.tree.map(lambda w: jnp.stack([w, w[::-1], -w]), params)
+    sharded = jaxshard_magic.shard(train_step, "dp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    for got, want in zip(
+        *map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True
+    ):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
 
 
 def test_who_reads_sorted_rows_in_the_order_of_all_of_them_is_named():

@@ -112,6 +112,23 @@ def late_slices() -> bool:
     return bool((jax.jit(late)(x, jnp.int32(11)) == x[8:]).all())
 
 
+def late_updates() -> bool:
+    def late(x, update, start):
+        return lax.dynamic_update_slice(x, update, (start, 0))
+
+    args = drawn(16, 3), drawn(1, 3), jnp.int32(17)
+    return same(late, *args, in_shardings=(on("data"), on(), on()))
+
+
+def one_place() -> bool:
+    def scattered(x, place):
+        x = lax.with_sharding_constraint(lax.with_sharding_constraint(-x, on()), on("data"))
+        return x.at[place].set(0.5)
+
+    x = drawn(16, 3)
+    return bool((jax.jit(scattered)(x, jnp.int32(1)) == (-x).at[1].set(0.5)).all())
+
+
 def divided_groups() -> bool:
     """The gradient of each example, which are the groups of a convolution."""
 
@@ -171,6 +188,8 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "the layout in memory of a Fourier transform's operand and result": memory_of_transforms,
     "a product of several matrices in bfloat16 with a result in float32": narrow_products,
     "a slice that would reach beyond the end, and is divided afterwards,": late_slices,
+    "an update that would reach beyond the end of a divided dimension": late_updates,
+    "a scatter to one place on a device, of an array that was whole before,": one_place,
     "a convolution whose groups are divided": divided_groups,
     CROSSED.name: crossed_products,
     WINDOWED.name: windowed_beside_channels,
@@ -186,6 +205,30 @@ RIGHT: dict[str, Callable[[], bool]] = {
         "jax.jit(summed)(jnp.ones((8, 16), jnp.bfloat16)).block_until_ready()"
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x, i: x.at[jnp.sum(i) % 4].set(0.5),
+        lambda x, i: jax.vmap(lambda row, place: row.at[place].add(0.5))(x, i),
+        lambda x, i: lax.dynamic_update_slice_in_dim(x, jnp.full_like(x[:, :1], 0.5), 9, 1),
+    ],
+    ids=["one place", "one place of each example", "beyond the end"],
+)
+def test_a_step_that_changes_places_of_what_is_divided_has_the_plain_numbers(changed):
+    def train_step(w, batch):
+        def loss(w):
+            best = lax.top_k(batch["x"] @ w, 2)[0]  # for the CPU made whole, and then divided
+            return jnp.sin(made := changed(best, batch["i"])).mean(), made
+
+        (value, made), gradient = jax.value_and_grad(loss, has_aux=True)(w)
+        return w - gradient, value, made
+
+    batch = {"x": drawn(4, 6, 8), "i": jnp.arange(4) + 1}
+    sharded = jaxshard_magic.shard(train_step, "sp", mesh="cpu:8 data=4 seq=2")
+    for got, want in zip(sharded(drawn(8, 4), batch), train_step(drawn(8, 4), batch), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_every_fault_has_a_program():

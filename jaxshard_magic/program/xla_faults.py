@@ -8,7 +8,8 @@ goes, and what guards it. A fault is guarded in one of three ways:
 - `guard`: a module sees to it where it emits what is at fault.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,12 +251,36 @@ def _begun_within(e: Equation, values: list, _divided: Divided) -> list | None:
     if e.name != "dynamic_slice":
         return None
     x, *starts = values
-    last = [size - length for size, length in zip(x.shape, e.params["slice_sizes"], strict=True)]
-    within = [
+    return bind(e.eqn, [x, *_within(starts, x.shape, e.params["slice_sizes"])])
+
+
+def _updated_within(e: Equation, values: list, _divided: Divided) -> list | None:
+    """Update from where XLA would begin on one device, which is never so late that it would reach beyond the end."""
+    if e.name != "dynamic_update_slice":
+        return None
+    x, update, *starts = values
+    return bind(e.eqn, [x, update, *_within(starts, x.shape, update.shape)])
+
+
+def _within(starts: Sequence[Any], sizes: Sequence[int], lengths: Sequence[int]) -> list:
+    """Return the starts, integers, of slices of these lengths, each so early that its slice ends within the array."""
+    last = (size - length for size, length in zip(sizes, lengths, strict=True))
+    return [
         lax.clamp(jnp.zeros_like(i), i, jnp.full_like(i, min(end, jnp.iinfo(jnp.result_type(i)).max)))
         for i, end in zip(starts, last, strict=True)
     ]
-    return bind(e.eqn, [x, *within])
+
+
+def _scattered_apart(e: Equation, values: list, divided: Divided) -> list | None:
+    """Scatter to one place, which may be one for each device, of an array whose division XLA does not see through."""
+    if not e.primitive.scatters:
+        return None
+    x, places, *more = values
+    numbers = e.params["dimension_numbers"]
+    of_rows = numbers.operand_batching_dims and any(map(divided, numbers.scatter_dims_to_operand_dims))
+    if math.prod(jnp.shape(places)[:-1]) != 1 and not of_rows:
+        return None
+    return bind(e.eqn, [lax.optimization_barrier(x), places, *more])
 
 
 CROSSED = Fault(
@@ -322,6 +347,17 @@ FAULTS = (
         "takes the parts from behind the end: it adds the start of a part to the start that was given",
         mended=(0, 12),
         instead=_begun_within,
+    ),
+    Fault(
+        "an update that would reach beyond the end of a divided dimension",
+        "leaves it out",
+        instead=_updated_within,
+    ),
+    Fault(
+        "a scatter to one place on a device, of an array that was whole before,",
+        "puts rows of other places beside it: it adds the start of a part to the place that was given",
+        mended=(0, 12),
+        instead=_scattered_apart,
     ),
     Fault(
         "a convolution whose groups are divided",

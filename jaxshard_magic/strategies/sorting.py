@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ..program.ir import Equation, Value
 from ..program.order_states import Known, Numbers, Sorted
 from ..program.orders import Orders
-from ..program.primitives.primitive import Kind
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -171,19 +170,19 @@ def _stays_within(layout: "Layout", sizes: set[Value]) -> bool:
     that a loop stacks read by other loops alone, trip by trip?"""
     program = layout.program
     doors = [door for e in program.equations for door in e.doors]
-    ends = ((a, b) for door in doors for a, b, lead in (*door.into, *door.out) if not lead)
-    if any((a in sizes) != (b in sizes) for a, b in ends):
-        return False
-    scans = [e for e in program.equations if e.name == "scan"]
-    carried = any(not sizes.isdisjoint(pair) for e in scans for pair in e.doors[0].loop)
-    stacked = {b for e in scans for a, b, lead in e.doors[0].out if lead and a in sizes}
-    stepped = {a for e in scans for a, _, lead in e.doors[0].into if lead}
-    read = {
-        v for e in program.equations if e.name != "scan" and e.primitive.kind is not Kind.BODY for v in e.ins
-    }
+    stacked = {b for door in doors for a, b, lead in door.out if lead and a in sizes}
+    stepped = {a for door in doors for a, _, lead in door.into if lead}
+    steps = all((a in stacked) == (b in sizes) for door in doors for a, b, lead in door.into if lead)
+    ends = [(a, b) for door in doors for a, b, lead in (*door.into, *door.out) if not lead]
+    alike = all((a in sizes) == (b in sizes) for a, b in ends)
+    carried = {v for door in doors for pair in door.loop for v in pair}
+    read = {v for e in program.equations if not e.doors for v in e.ins} | {v for pair in ends for v in pair}
+    inner = {a for door in doors for a, _, lead in door.out if lead}  # what is stacked again
     return (
-        not carried
+        steps
+        and alike
+        and carried.isdisjoint(sizes | stacked)
         and stacked <= stepped
-        and stacked.isdisjoint({*read, *program.outputs})
+        and stacked.isdisjoint({*read, *inner, *program.outputs})
         and layout.read_elsewhere.isdisjoint(sizes | stacked)
     )

@@ -36,6 +36,18 @@ _SCATTERS = "all-reduce-scatter"
 Sizes = AbstractMesh | Mesh
 
 
+def _makes_program() -> tuple[str, str] | None:
+    """What decides how a question becomes a program: this file's text, as it was imported, and jax; None where the text
+    can't be had."""
+    try:
+        return inspect.getsource(sys.modules[__name__]), jax.__version__
+    except OSError:
+        return None
+
+
+_MAKES_PROGRAM = _makes_program()
+
+
 @dataclass(frozen=True)
 class Step:
     """One collective over `size` devices along `axes`: all of them, or those that are `apart` places from each to the
@@ -178,10 +190,10 @@ def _compiled_text(question: _Question) -> str:
     if target is None:
         return _program(question).compile().as_text() or ""
     # A search asks some hundred of these, and to trace one takes longer than to read what was said of it: kept by the
-    # question, and by this file's text, which makes the program.
-    asked = repr((inspect.getsource(sys.modules[__name__]), question.scatters, question.groups))
+    # question, and by what makes the program of it.
+    asked = repr((_MAKES_PROGRAM, question.scatters, question.groups))
     key = kept.key_of(asked.encode(), target.topology(), (), False)
-    if (built := kept.get(key)) is None:
+    if _MAKES_PROGRAM is None or (built := kept.get(key)) is None:
         # as text: what says from where it was traced would make each another program
         program = _program(question).as_text().encode()
         built = compiled(target, program, [device.id for device in mesh.devices.flat])

@@ -8,7 +8,7 @@ and the results go back as a sum over the devices, of which one alone has each r
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from ...program.ir import Equation, Value
 from ...program.labels import COMBINE, DISPATCH
 from ...program.order_states import Known
 from ...program.primitives import bind
+from ...program.primitives.primitive import Kind
 from ...program.primitives.sharding_rules import reduced
 from ...program.sizes import nbytes
 from ..away import Away, find_away
@@ -46,6 +47,11 @@ class SortedRows(Region):
     def _batch(self) -> Axes:
         return self.layout.batch_axes
 
+    @cached_property
+    def _in_order(self) -> frozenset[int]:
+        """The equations that sort, look up and multiply what each shard sorts by itself; others may be sorted whole."""
+        return self.sorting.equations()
+
     @property
     def _others(self) -> Axes:
         """The batch axes whose devices have the same experts."""
@@ -53,20 +59,18 @@ class SortedRows(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         orders, sizes = self.sorting.of, self.sorting.sizes
-        if e.index in orders.sorts or e.index in orders.backs:
-            return self._sorted(e, values)
-        if e.index in orders.lookups:
-            return [self._looked_up(e, values)]
-        if e.index in orders.products:
-            return self._multiplied(e, values, hold)
+        if e.index in self._in_order:
+            if e.index in orders.products:
+                return self._multiplied(e, values, hold)
+            return [self._looked_up(e, values)] if e.index in orders.lookups else self._sorted(e, values)
         if e.index in self.sorting.tables:
             return self._of_groups(e, values, hold)
         if e.index in self.sorting.counted:
             return [self._counted(e, values)]
         if e.index in self.away.equations:
             return self._row_by_row(e, values)
-        if not sizes.isdisjoint(e.outs):  # under another type or shape
-            return list(jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))))(*values))
+        if not sizes.isdisjoint(e.outs):
+            return self._sizes_again(e, values, rest)
         if e.outs and isinstance(
             state := orders.of.get(e.outs[0]), Known
         ):  # the same for all rows, in whatever order
@@ -77,7 +81,7 @@ class SortedRows(Region):
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         orders, avals = self.sorting.of, self.layout.program.avals
-        if e.index in orders.products or e.index in self.sorting.tables:
+        if (e.index in self._in_order and e.index in orders.products) or e.index in self.sorting.tables:
             yield from self._sent_to_experts(e, operands) if self.experts else rest
         elif e.index in self.away.equations:
             yield from self._reduced(e)
@@ -155,12 +159,8 @@ class SortedRows(Region):
 
     def _is_local(self, e: Equation) -> bool:
         """Is nothing sent for `e`, which is no product?"""
-        orders, by_itself = (
-            self.sorting.of,
-            {*self.away.equations, *self.sorting.counted, *self.sorting.numbers},
-        )
-        ours = orders.sorts.keys() | orders.backs | orders.lookups.keys() | by_itself
-        return e.index in ours or not self.sorting.sizes.isdisjoint(e.outs)
+        by_itself = {*self.away.equations, *self.sorting.counted, *self.sorting.numbers}
+        return e.index in self._in_order | by_itself or not self.sorting.sizes.isdisjoint(e.outs)
 
     def _sums_wider(self, dtype: Any) -> bool:
         """XLA for the CPU aborts on a sum in bfloat16 by hand."""
@@ -234,6 +234,19 @@ class SortedRows(Region):
             [[self._batch, ()]],
         )
         return on_shards(*map(jnp.asarray, values))[0]
+
+    def _sizes_again(self, e: Equation, values: list, rest: Callable[[list], list]) -> list:
+        """Sizes under another type or shape, part by part; what is not in parts is the same for all of them."""
+        sizes = self.sorting.sizes
+        if e.primitive.kind is Kind.EACH:  # each result is an operand: parts as they are, others without them
+            others = [
+                jnp.zeros(x.shape[1:], x.dtype) if v in sizes else x
+                for v, x in zip(e.ins, values, strict=True)
+            ]
+            made = rest(others)
+            return [x if v in sizes else y for v, x, y in zip(e.ins, values, made, strict=True)]
+        parts = [0 if v in sizes else None for v in e.ins]
+        return list(jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))), parts)(*values))
 
     # Products, and what works on their rows where experts are divided.
 
