@@ -1,5 +1,7 @@
 """Rows sorted by their expert and put back: what is followed of them, in one program and from microbatch to batch."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -326,6 +328,24 @@ def test_the_order_of_a_loops_last_trip_is_not_that_of_another_trip():
     orders = Orders(Program(jax.make_jaxpr(each_sorted)(normal(1, 3, 8, E), normal(2, 16, 8))))
     last, total = orders.program.outputs
     assert isinstance(orders.of.get(last), Mixed) and isinstance(orders.of.get(total), Mixed)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_order_of_one_trip_is_not_that_of_the_trip_of_a_loop_around_it():
+    def put_back(routes, x, around):
+        def sort(_, route):
+            order = jnp.argsort(jnp.argmax(x @ route, -1))
+            return None, (x[order], jnp.argsort(order))
+
+        (each, back) = lax.scan(sort, None, routes)[1]
+        if around:  # the rows of each trip by the places of each
+            every = lambda _, rows: (None, lax.scan(lambda _, k: (None, rows[k]), None, back)[1])  # noqa: E731
+            return lax.scan(every, None, each)[1]
+        return lax.scan(lambda _, both: (None, both[0][both[1]]), None, (each, back))[1]
+
+    for around in (True, False):
+        step = jax.make_jaxpr(partial(put_back, around=around))(normal(1, 3, 8, E), normal(2, 16, 8))
+        orders = Orders(Program(step))
+        assert orders.sorts and bool(orders.lost) == around
 
 
 def test_an_order_that_leaves_one_branch_is_lost():

@@ -100,7 +100,7 @@ class Orders(Domain[State]):
 
     def enter(self, eqn: Equation, operand: State, lead: int) -> State:
         """Return what goes into a body; into branches and loops whose trips are not known no order does."""
-        if eqn.name in ("cond", "while"):
+        if eqn.name in ("cond", "while") or (lead and self._steps_already(eqn, operand)):
             return MIXED if ordered(operand) else operand
         return inside(operand) if lead else operand
 
@@ -114,6 +114,20 @@ class Orders(Domain[State]):
 
     def control(self, eqn: Equation, result: State, decider: State) -> State:
         return MIXED if ordered(decider) else result
+
+    def _steps_already(self, eqn: Equation, operand: State) -> bool:
+        """Return whether a loop around `eqn` steps over what the loop stacked that stacked the operand, so that the
+        orders of two trips would meet in the body of `eqn`."""
+        loop = operand.loop if isinstance(operand, (Sorted, Numbers)) else None
+        outer = None if loop is None else eqn.outer
+        while outer is not None:
+            around = (
+                self.facts[v] for door in outer.doors for v, _, lead in door.into if lead and v is not None
+            )
+            if any(isinstance(state, (Sorted, Numbers)) and state.loop == loop for state in around):
+                return True
+            outer = outer.outer
+        return False
 
     def _sorted_inside(self, state: State, eqn: Equation) -> bool:
         """Return whether the order of a state is made in a body of `eqn`, for each trip anew."""

@@ -156,11 +156,7 @@ class Hold(Emitter):
 
     def result(self, e: Equation, values: list) -> list:
         """What `e` makes of its operands, in a form that XLA gets right where they are divided."""
-        specs = [self.layout.within(e, v) for v in (*e.ins, *e.outs) if v is not None]
-
-        def divided(d: int) -> bool:
-            return any(spec[d:] and spec[d] for spec in specs)
-
+        divided = self.layout.divided_in(e)
         if not chosen_wrongly(self.layout, e):
             return bind_mended(e, values, divided, cpu=self.layout.simulated)
         # Where the plan divides nothing it pins nothing, and XLA may still choose to divide what it gets wrong.

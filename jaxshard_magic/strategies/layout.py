@@ -231,6 +231,11 @@ class Layout:
             return self.at(e, value)
         return self.at_rest(value)
 
+    def divided_in(self, e: Equation) -> Callable[[int], bool]:
+        """Return whether a dimension, by number, is divided in an operand or a result of `e`, as that works with it."""
+        specs = [self.within(e, v) for v in (*e.ins, *e.outs) if v is not None]
+        return lambda d: any(spec[d:] and spec[d] for spec in specs)
+
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""
         return nbytes(self.program.avals[value]) // math.prod(map(self.count, spec))

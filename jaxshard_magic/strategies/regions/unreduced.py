@@ -12,7 +12,8 @@ from ...plan import Sent
 from ...program.ir import Equation, Value
 from ...program.labels import GRADIENT
 from ...program.phases import BACKWARD
-from ...program.primitives import bind, scan_counts
+from ...program.primitives import scan_counts
+from ...program.xla_faults import bind_mended
 from ..layout import Layout, Spec, without
 from ..reductions import gradient_sum, summed_over
 from .deferred import BatchDims, Deferred, joint, summands
@@ -99,7 +100,8 @@ class Unreduced(Region):
                 values[k] = self.parts.spread(values[k], e.ins[k], e.outs[0])
             parted = set(summands(e))
         in_axes = [0 if k in parted else None for k in range(len(values))]
-        outs = jax.vmap(lambda *xs: bind(e.eqn, list(xs)), in_axes)(*values)
+        divided, cpu = self.layout.divided_in(e), self.layout.simulated
+        outs = jax.vmap(lambda *xs: bind_mended(e, list(xs), divided, cpu=cpu), in_axes)(*values)
         return [self.parts.pin(x, v) for x, v in zip(outs, e.outs, strict=True)]
 
 
