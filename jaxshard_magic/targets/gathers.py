@@ -139,7 +139,8 @@ def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
 
 def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
     """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are?"""
-    return _answer(_Question(mesh, steps, scatters, _groups_of_devices(mesh, steps)))
+    client = mesh.devices.flat[0].client
+    return _answer(_Question(mesh, steps, scatters, client, _groups_of_devices(mesh, steps)))
 
 
 def _groups_of_devices(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -162,16 +163,13 @@ class _Question:
     mesh: Mesh = field(compare=False)
     steps: tuple[Step, ...] = field(compare=False)
     scatters: bool
+    client: Any  # of the devices, whose ids are those of other clients' too
     groups: tuple[tuple[tuple[int, ...], ...], ...]
-    client: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "client", self.mesh.devices.flat[0].client)
 
 
 @lru_cache(1024)
 def _answer(question: _Question) -> bool:
-    """Asked in a thread of its own, since jax keeps what it is tracing, such as the step that asks, by thread."""
+    """Ask the compiler, in a thread of its own: jax keeps what it is tracing, such as the step that asks, by thread."""
     wanted = copy_context()
     with ThreadPoolExecutor(1) as alone:
         text = alone.submit(wanted.run, _compiled_text, question).result()

@@ -46,12 +46,19 @@ _NUMBERS = (
 )
 
 
+def _rows(pool: Pool) -> str | None:
+    """The name of two rows or more, all different, that have elements."""
+    return pool.pick(
+        lambda t: t.dtype == "float32" and len(t.shape) == 2 and t.shape[0] > 1 and t.shape[1] > 0,
+        distinct=True,
+    )
+
+
 @operation(3)
 def routed(pool: Pool) -> Draft | None:
     """Each row of the batch goes to one of four experts."""
-    rng = pool.rng
-    x = pool.pick(lambda t: t.dtype == "float32" and len(t.shape) == 2 and t.shape[0] > 1, distinct=True)
-    if x is None or not pool[x][1]:
+    rng, x = pool.rng, _rows(pool)
+    if x is None:
         return None
     width, hidden = pool[x][1], rng.choice((2, 4, 8))
     route, up, down = pool.param((width, 4)), pool.param((4, width, hidden)), pool.param((4, hidden, width))
@@ -65,9 +72,8 @@ def routed(pool: Pool) -> Draft | None:
 @operation(1)
 def routed_layers(pool: Pool) -> Draft | None:
     """Two layers of experts in a scan."""
-    rng = pool.rng
-    x = pool.pick(lambda t: t.dtype == "float32" and len(t.shape) == 2 and t.shape[0] > 1, distinct=True)
-    if x is None or not pool[x][1]:
+    rng, x = pool.rng, _rows(pool)
+    if x is None:
         return None
     width = pool[x][1]
     route, up, down = pool.param((2, width, 4)), pool.param((2, 4, width, 4)), pool.param((2, 4, 4, width))
