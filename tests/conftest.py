@@ -27,10 +27,13 @@ from cells import GIVEN, STEP
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
 
+from jaxshard_magic import simulate
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+CPU_DEVICES = "jax_num_cpu_devices"
 MAPS = Path("/proc/self/maps")
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
 _tests = itertools.count(1)
@@ -183,7 +186,9 @@ class Notebook:
 
 @contextmanager
 def shell() -> Iterator[InteractiveShell]:
-    """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook."""
+    """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook, and there are as
+    many devices as before."""
+    devices = simulate.setting(CPU_DEVICES)
     InteractiveShell.clear_instance()
     main = sys.modules["__main__"]
     config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
@@ -194,6 +199,8 @@ def shell() -> Iterator[InteractiveShell]:
         atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
+        if simulate.setting(CPU_DEVICES) != devices:  # a cell's `%mesh cpu:16` took others
+            simulate.start(devices)
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 from conftest import Notebook
 from fix_rows import ROWS, WITHOUT_A_CELL, Refused
 from IPython.core.error import UsageError
 from test_hints import PACKAGE, followed, notebook, pasted
 
-from jaxshard_magic import simulate
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.request import is_line
 
@@ -57,8 +55,6 @@ def test_a_fix_can_be_typed_and_then_nothing_is_refused(notebook: Notebook, row:
     notebook.run(f"%mesh {mesh or 'cpu:8 data=8'};")
     if not mesh:
         notebook.shell.run_line_magic("reload_ext", "jaxshard_magic")
-        if jax.device_count() != 8:  # an earlier test's extension has given its devices back
-            simulate.start(8)
     notebook.run(row.before)
     if line.startswith("%"):
         notebook.run(f"%%shard dp\n{cell}")
