@@ -78,14 +78,46 @@ def test_what_a_scanned_relu_keeps_is_a_mask():
 
 
 @pytest.mark.parametrize("how", ["bf16", "fp16"])
-@pytest.mark.parametrize("least", [-1e9, float(jnp.finfo(jnp.float32).min)])
-def test_a_mask_that_the_narrow_type_cannot_hold_stays_finite(how, least):
+@pytest.mark.parametrize(
+    "filled", [jnp.full, lambda *given: np.full(*given, np.float32)], ids=["jnp", "numpy"]
+)
+def test_a_mask_that_is_added_stays_finite_in_examples_that_it_covers(how, filled):
     def f(w, x):
+        bias = jnp.where(jnp.arange(8) < 0, jnp.zeros((8, 8)), filled((8, 8), jnp.finfo(jnp.float32).min))
+
+        def mixed(x, _):
+            return jax.nn.softmax((x @ w) @ x.T / 2 + bias, axis=-1) @ x, None
+
+        return lax.scan(mixed, x, length=2)[0].sum()
+
+    loss = Loss(f, jnp.eye(4), Draw(0).normal(8, 4), how=how)
+    with jax.disable_jit():
+        assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(
+            float(loss.run(loss.closed)[0]), rel=16 * ROUNDING
+        )
+    assert jnp.isfinite(loss.found[1][0]).all()
+
+
+@pytest.mark.parametrize("how", ["bf16", "fp16"])
+@pytest.mark.parametrize("least", [-1e9, float(jnp.finfo(jnp.float32).min)])
+@pytest.mark.parametrize("trips", [0, 1])
+def test_a_mask_that_the_narrow_type_cannot_hold_stays_finite(how, least, trips):
+    """Also where it is written outside of the loop that reads it."""
+
+    def mixed(x, w, least):
         scores = (x @ w) @ x.T
-        return (jax.nn.softmax(jnp.where(jnp.zeros_like(scores, bool), scores, least), axis=-1) @ x).sum()
+        return jax.nn.softmax(jnp.where(jnp.zeros_like(scores, bool), scores, least), axis=-1) @ x
+
+    def f(w, x):
+        if not trips:
+            return mixed(x, w, least).sum()
+        outside = jnp.full((8, 8), least)
+        return lax.scan(lambda x, _: (mixed(x, w, outside), None), x, length=trips)[0].sum()
 
     loss = Loss(f, jnp.eye(4), Draw(0).normal(8, 4), how=how)
     value, grads = loss.found
+    with jax.disable_jit():  # one operation at a time: XLA for the CPU takes casts away
+        assert jnp.isfinite(loss.run(loss.cast.closed)[0])
     assert jnp.isfinite(value)
     assert jnp.isfinite(grads[0]).all()
 

@@ -6,17 +6,19 @@ operands.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from ..program.constants import Constants, is_at_hand
 from ..program.flow import Flow, closure
 from ..program.ir import Equation, Program, Scope, Value
-from ..program.primitives import is_literal
 from ..program.primitives.primitive import Kind, Runs
+from ..program.solver import Domain, solve
 
 _CARRIED = None  # how a value comes through the door of a body
 
@@ -66,6 +68,7 @@ def visible(scope: Scope) -> Iterator[Equation]:
     return scope.walk(lambda e: not e.primitive.custom)
 
 
+_LOOKED_AT = 1 << 20  # numbers of a constant
 NARROW = frozenset(jnp.dtype(t) for t in (jnp.bfloat16, jnp.float16))
 WIDE = frozenset(jnp.dtype(t) for t in (jnp.float32, jnp.float64))
 
@@ -112,21 +115,22 @@ class _Graph:
         flow = Flow(program)
         inner = [v for e in program.equations if e.primitive.runs is Runs.PRODUCT for v in e.ins]
         self.ahead = flow.back(inner)  # what leads to a product
-        constants: dict[Value, Any] = {}
+        self.constants = Constants(program)
+        self.too_large = solve(program, _TooLarge(compute), [False] * len(program.inputs))
         for e in equations:
             if e.doors and not e.primitive.custom:
                 self._doors(e)
             else:
-                self._plain(e, e.index in products, constants, compute)
+                self._plain(e, e.index in products, compute)
 
-    def _plain(self, e: Equation, product: bool, constants: dict[Value, Any], compute: Any) -> None:
-        held = [_constant(e, k, constants) for k in range(len(e.ins))]
-        if e.primitive.alias and held[0] is not None:
-            constants[e.outs[0]] = held[0]
+    def _plain(self, e: Equation, product: bool, compute: Any) -> None:
         follows = (
             _is_cheap(e) if e.primitive.custom else e.primitive.runs is Runs.FOLLOW and not self._is_square(e)
         )
+        held = (self.constants.operand(e, k) for k in range(len(e.ins)))
         if follows and not all(_fits(x, compute) for x in held if x is not None):
+            follows = False
+        if any(self.too_large[v] for v in e.ins if v is not None):
             follows = False
         if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
             follows = False
@@ -211,15 +215,37 @@ class _Graph:
         return [v in hot for v in range(len(self.wide))]
 
 
-def _constant(e: Equation, k: int, known: dict[Value, Any]) -> Any:
-    """The number that operand `k` holds everywhere, or None."""
-    v, var = e.ins[k], e.eqn.invars[k]
-    return (var.val if is_literal(var) else None) if v is None else known.get(v)  # pyright: ignore[reportAttributeAccessIssue]
+class _TooLarge(Domain[bool]):
+    """Whether a value may have a finite number that a type makes infinite, such as the least float32 of an additive
+    mask: constants of the program, and what is linear in them. Facts for `solver.solve`."""
+
+    bottom = False
+
+    def __init__(self, compute: Any):
+        self._largest = float(jnp.finfo(compute).max)
+
+    def join(self, first: bool, second: bool) -> bool:
+        """Return whether either may."""
+        return first or second
+
+    def constant(self, number: Any) -> bool:
+        """Return whether a constant does; False for one whose numbers take long to look at."""
+        if np.size(number) > _LOOKED_AT or jnp.result_type(number) not in WIDE or not is_at_hand(number):
+            return False
+        sizes = np.abs(np.asarray(number))
+        return bool(np.any((sizes > self._largest) & (sizes < math.inf)))
+
+    def transfer(self, eqn: Equation, operands: Sequence[bool]) -> list[bool]:
+        """Return whether what is linear in its operands may, as one of these may."""
+        known = eqn.primitive
+        linear = slice(2) if known.in_each else known.linear
+        may = known.runs is not Runs.PRODUCT and linear is not None and any(operands[linear])
+        return [may] * len(eqn.outs)
 
 
-def _fits(x: Any, dtype: Any) -> bool:
+def _fits(x: np.ndarray, dtype: Any) -> bool:
     """Does a number stay finite, and keep its digits, in a type? What is infinite or zero may."""
-    if getattr(x, "dtype", None) not in WIDE or getattr(x, "shape", ()):
+    if x.dtype not in WIDE:
         return True
     size, info = abs(float(x)), jnp.finfo(dtype)
     return size in (0, math.inf) or float(info.smallest_normal) <= size <= float(info.max)

@@ -49,7 +49,7 @@ def _residuals(e: Equation, active: tuple[bool, ...]) -> tuple[tuple[int, ...], 
 
     def run(*xs: Any) -> tuple[list, list]:
         rest = iter(xs)
-        values = [v.val if is_literal(v) else next(rest) for v in e.eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
+        values = [v.val if is_literal(v) else next(rest) for v in e.eqn.invars]
         chosen = [k for k, on in enumerate(active) if on]
 
         def differentiated(*ys: Any) -> list:

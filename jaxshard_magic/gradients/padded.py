@@ -92,7 +92,9 @@ class _Loss(Padded, Replay):
     def _counts(self, small: Equation, large: Equation) -> bool:
         """Do the numbers of an equation's results depend on how many rows there are?"""
         literals = zip(small.eqn.invars, large.eqn.invars, strict=True)
-        other = any(is_literal(a) and np.any(np.not_equal(a.val, b.val)) for a, b in literals)  # pyright: ignore[reportAttributeAccessIssue]
+        other = any(
+            is_literal(a) and is_literal(b) and np.any(np.not_equal(a.val, b.val)) for a, b in literals
+        )
         return other or (
             not large.doors and self.grown(large) and (self.loses_rows(large) or large.primitive.counted)
         )

@@ -6,10 +6,10 @@ from math import inf
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
+from .constants import Constants
 from .ir import Equation, Program, Value
-from .primitives import called, is_literal, shape_of
+from .primitives import called, shape_of
 from .primitives.primitive import Kind
 from .rankings import rankings
 
@@ -194,39 +194,20 @@ class Counts:
             value = e.ins[1]
         return found
 
-    def _number(self, e: Equation, k: int) -> Any:
-        """Operand `k` of `e` where it is a number written into the program."""
-        var = e.eqn.invars[k]
-        if is_literal(var):
-            return var.val if np.ndim(var.val) == 0 else None  # pyright: ignore[reportAttributeAccessIssue]
-        return self.filled_with(e.ins[k])
-
-    def filled_with(self, value: Value | None) -> Any:
-        """The number that all of an array is."""
-        value = self.inner(value)
-        e = None if value is None else self.program.maker.get(value)
-        if e is None:
-            return self._literals.get(value) if value is not None else None
-        if e.name in ("broadcast_in_dim", "convert_element_type"):
-            return self._number(e, 0)
-        return None
-
     @cached_property
-    def _literals(self) -> dict[Value, Any]:
-        """Numbers written into calls, by what they are inside."""
-        found = {}
-        for e in self.program.equations:
-            if called(e.eqn) is not None:
-                for var, inside in zip(e.eqn.invars, e.doors[0].scope.ins, strict=True):
-                    if is_literal(var) and np.ndim(var.val) == 0:  # pyright: ignore[reportAttributeAccessIssue]
-                        found[inside] = var.val  # pyright: ignore[reportAttributeAccessIssue]
-        return found
+    def constants(self) -> Constants:
+        """The numbers that whole values have."""
+        return Constants(self.program)
+
+    def _number(self, e: Equation, k: int) -> Any:
+        """The number that all of operand `k` of `e` is; None where it has several."""
+        return self.constants.operand(e, k)
 
     def _added(self, e: Equation) -> Value | None:
         """The keys at which ones are added to zeros."""
         if not e.primitive.scatters or len(self.program.shapes[e.outs[0]]) != 1:
             return None
-        ones = self.filled_with(e.ins[0]) == 0 and self.filled_with(e.ins[2]) == 1
+        ones = self._number(e, 0) == 0 and self._number(e, 2) == 1
         index = None if e.ins[1] is None else self.inner(e.ins[1])
         return index if ones else None
 

@@ -22,7 +22,7 @@ def group_rows(orders: Orders, e: Equation) -> tuple[int, int] | None:
         else (dn.start_index_map, dn.collapsed_slice_dims)
     )
     one = tuple(rows) == tuple(gone) and len(rows) == 1
-    if not one or (sums and orders.counts.filled_with(e.ins[0]) != 0):
+    if not one or (sums and orders.counts.constants.operand(e, 0) != 0):
         return None
     return order, rows[0]
 

@@ -114,4 +114,4 @@ def made_positive(program: Program, e: Equation) -> bool:
     if test is None or test.name != "lt" or test.ins[0] is None or test.ins[0] != e.ins[1]:
         return False
     zero = test.eqn.invars[1]
-    return is_literal(zero) and bool(np.all(zero.val == 0))  # pyright: ignore[reportAttributeAccessIssue]
+    return is_literal(zero) and bool(np.all(zero.val == 0))

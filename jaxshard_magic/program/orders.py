@@ -164,7 +164,7 @@ class Orders(Domain[State]):
 
     def _operand(self, e: Equation, k: int) -> State:
         v, var = e.ins[k], e.eqn.invars[k]
-        return self.constant(var.val) if is_literal(var) else self.of.get(v) if v is not None else None  # pyright: ignore[reportAttributeAccessIssue]
+        return self.constant(var.val) if is_literal(var) else self.of.get(v) if v is not None else None
 
     # One equation.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..constants import Constants
 from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import users_line
@@ -50,6 +51,7 @@ class Trail:
         self.program, self._by = program, moving
         self._same: dict[Value, Value] = {}
         self._known = dict(known or {})
+        self._numbers = Constants(program, known)
         self._constants: dict[Value, np.ndarray | None] = {}
         for e in program.equations:
             if not e.primitive.custom and e.name != "while":
@@ -96,25 +98,27 @@ class Trail:
         shapes = self.program.shapes
         while (e := self.maker(v)) is not None and (back := self.moved(e, labels, cut=cut)) is not None:
             (source,) = e.ins
-            if source is None or _numbers(shapes[source]) != _numbers(shapes[e.outs[0]]):
+            if source is None or _elements(shapes[source]) != _elements(shapes[e.outs[0]]):
                 break
             v, labels = source, back
         return self.up(v), labels
 
     def scalar(self, e: Equation, k: int) -> float | None:
         """The number that operand `k` of `e` has everywhere; None for what is no constant, or has several."""
-        v = e.ins[k]
-        if v is None:
-            return float(number(e.eqn.invars[k]))
-        while (maker := self.maker(v)) is not None and maker.name in (
-            "broadcast_in_dim",
-            "convert_element_type",
-        ):
-            if maker.ins[0] is None:
-                return self.scalar(maker, 0)
-            v = maker.ins[0]
-        value = self.constant(v) if _numbers(self.program.shapes[self.up(v)]) == 1 else None
-        return None if value is None else float(value.reshape(()))
+        v, found = e.ins[k], self._numbers.operand(e, k)
+        if found is None and v is not None:
+            source = self._repeated(v)
+            found = self.constant(source) if _elements(self.program.shapes[source]) == 1 else None
+        return None if found is None else float(found.reshape(()))
+
+    def _repeated(self, v: Value) -> Value:
+        """The value that is repeated to make `v`, or cast."""
+        forms = (Kind.SHAPE, Kind.ELEMENTWISE)
+        while (e := self.maker(v)) is not None and e.primitive.alias and e.primitive.kind in forms:
+            if e.ins[0] is None:
+                break
+            v = e.ins[0]
+        return self.up(v)
 
     def constant(self, v: Value) -> np.ndarray | None:
         """The numbers of a value that is made of no input; None for one that is, or is very large."""
@@ -124,7 +128,7 @@ class Trail:
         return self._constants[v]
 
     def _evaluated(self, v: Value) -> np.ndarray | None:
-        if _numbers(self.program.shapes[v]) > _LARGEST:
+        if _elements(self.program.shapes[v]) > _LARGEST:
             return None
         if v in self._known:
             return np.asarray(self._known[v])
@@ -217,5 +221,5 @@ def number(literal: Any) -> np.ndarray:
     return np.asarray(literal.val)
 
 
-def _numbers(shape: Sequence[int]) -> int:
+def _elements(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))

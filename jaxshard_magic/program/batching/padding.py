@@ -51,12 +51,12 @@ class Padded(Emitter):
         consts = zip(small.consts, scope.const_values, strict=True)
         outs = super().run(replace(scope, consts=tuple(self.as_rows(x, v) for x, v in consts)), args)
         pairs = zip(outs, small.jaxpr.outvars, strict=True)
-        return [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
+        return [v.val if is_literal(v) else x for x, v in pairs]
 
     def equation(self, e: Equation, values: list) -> list:
         small = self._small.equations[e.index]
         pairs = zip(values, small.eqn.invars, strict=True)
-        values = [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
+        values = [v.val if is_literal(v) else x for x, v in pairs]
         if e.doors or not self.grown(e):
             return super().equation(e, values)
         if e.primitive.counted:

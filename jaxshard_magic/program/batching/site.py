@@ -59,7 +59,7 @@ class Site:
 
     def zero(self, i: int) -> bool:
         v = self.e.eqn.invars[i]
-        return bool(np.all(v.val == 0)) if is_literal(v) else self.e.ins[i] in self.zeros  # pyright: ignore[reportAttributeAccessIssue]
+        return bool(np.all(v.val == 0)) if is_literal(v) else self.e.ins[i] in self.zeros
 
     def scale(self, i: int, factor: Fraction) -> None:
         """Operand `i` of the small program times `factor`; whole numbers only where that is whole too."""

@@ -383,7 +383,7 @@ class Chains:
 
 def _literal(read: Read) -> object:
     var = read[0].eqn.invars[read[1]]
-    return var.val if is_literal(var) else None  # pyright: ignore[reportAttributeAccessIssue]
+    return var.val if is_literal(var) else None
 
 
 def _told(e: Equation) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ BODIES = {  # of primitives that run one body exactly once: the parameter that h
 }
 
 
-def is_literal(v: Any) -> bool:
+def is_literal(v: Any) -> TypeGuard[Literal]:
     return isinstance(v, Literal)
 
 
