@@ -28,7 +28,9 @@ from deferring import (
     same,
 )
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+import jaxshard_magic
 from jaxshard_magic.strategies.traffic import traffic
 
 
@@ -131,6 +133,21 @@ def test_a_table_looked_up_at_every_time_step_is_reduced_once():
     entry, got = ran(step, "fsdp", "data=8", "once", params, batch)
     same(got, jax.jit(step)(params, batch))
     assert reductions(entry) == Counter({(RS, VOCAB * WIDTH * F32): 1, (AR, F32): 1})
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_table_in_a_narrow_type_has_its_gradient_in_that_type(dtype):
+    def step(table, batch):
+        value, grad = jax.value_and_grad(lambda table: jnp.mean(table[batch].astype(jnp.float32) ** 2))(table)
+        return table - 64 * grad, value
+
+    table = jax.random.normal(jax.random.key(0), (512, 128), dtype)
+    batch = jax.random.randint(jax.random.key(1), (EXAMPLES, TIME), 0, 512)
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="cpu:8 data=8")
+    got, wanted = sharded(table, batch), jax.jit(step)(table, batch)
+    assert got[0].dtype == dtype and got[0].sharding.spec == P("data", None)
+    assert jnp.allclose(got[0], wanted[0], rtol=0, atol=8 * float(jnp.finfo(dtype).eps))
+    assert jnp.allclose(got[1], wanted[1], rtol=1e-5)
 
 
 @pytest.mark.ci

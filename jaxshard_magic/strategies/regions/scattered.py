@@ -31,7 +31,9 @@ class Scattered(Region):
         parts, out, typed = Parts(self.layout), e.outs[0], e.index in self.typed.members
         own = self.layout.program.avals[out].dtype
         dtype = self.typed.dtype if typed else own
-        operands = self.typed.operands(e, hold.before(e, values))
+        operands = hold.before(e, values)
+        if typed:
+            operands = self.typed.operands(e, operands)
         made = parts.made(e, operands, self.makers[e.index], dtype if typed else None)
         return [parts.reduced(made, out, dtype).astype(own)]
 
