@@ -224,25 +224,30 @@ def image(p, x):
 
 
 def recurrent(p, x):
+    return time_major(p, x.swapaxes(0, 1))
+
+
+def time_major(p, x):
     def cell(h, x):
         return jnp.tanh(x @ p["w"] + h @ p["u"]), None
 
-    return lax.scan(cell, jnp.zeros((8, WIDE)), x.swapaxes(0, 1))[0].mean()
+    return lax.scan(cell, jnp.zeros((x.shape[1], WIDE)), x)[0].mean()
 
 
 @pytest.mark.parametrize(
-    ("loss", "params", "batch", "says"),
+    ("loss", "params", "shape", "spec"),
     [
-        (dense, weights(), jnp.ones((8, WIDE)), "batch (8 x 32)"),
-        (image, weights(conv=(3, 3, 3, WIDE)), jnp.ones((8, 16, 16, 3)), "batch (8 x 16 x 16 x 3)"),
-        (recurrent, drawn(w=(WIDE, WIDE), u=(WIDE, WIDE)), jnp.ones((8, 16, WIDE)), "batch (8 x 16 x 32)"),
+        (dense, weights(), (8, WIDE), "P(None, 'seq')"),
+        (image, weights(conv=(3, 3, 3, WIDE)), (8, 16, 16, 3), "P(None, 'seq')"),
+        (recurrent, drawn(w=(WIDE, WIDE), u=(WIDE, WIDE)), (8, 16, WIDE), "P(None, 'seq')"),
+        (time_major, drawn(w=(WIDE, WIDE), u=(WIDE, WIDE)), (16, 8, WIDE), "P('seq')"),
     ],
-    ids=["features", "image", "recurrence"],
+    ids=["features", "image", "recurrence", "recurrence with time first"],
 )
-def test_a_step_without_positions_is_refused_with_the_spec_that_would_name_them(loss, params, batch, says):
-    said = refusal(planned, step_of(loss), params, batch)
-    assert "sp found no dimension of positions in " + says in said
-    assert "--spec \"batch=P(None, 'seq')\"" in said
+def test_a_step_without_positions_is_refused_with_the_spec_that_would_name_them(loss, params, shape, spec):
+    said = refusal(planned, step_of(loss), params, jnp.ones(shape))
+    assert f"sp found no dimension of positions in batch ({' x '.join(map(str, shape))})" in said
+    assert f'--spec "batch={spec}"' in said
 
 
 def test_a_step_that_reads_no_batch_is_told_so():

@@ -119,6 +119,13 @@ def arguments():
     return {k: jnp.ones(s) for k, s in shape.items()}, jnp.ones((EXAMPLES, WIDTH))
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp+tp"])
+def test_along_an_axis_of_one_device_nothing_is_sent(strategy):
+    plan = planned(layers, arguments(), strategy, "cpu:8 data=1 model=8")
+    assert not any("data" in move.axes for move in traffic(plan))
+    assert bool(sent(plan)) == (strategy == "fsdp+tp")
+
+
 WEIGHT, ACTIVATION = WIDTH * HIDDEN * F32, EXAMPLES * HIDDEN * F32
 
 

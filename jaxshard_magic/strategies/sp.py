@@ -209,10 +209,15 @@ def _no_positions(layout: Layout, axes: Axes) -> str:
         return "sp found no dimension of positions: no input of this step is a batch; use dp, fsdp or tp"
     shown = one_of(f"{layout.names[i]} ({' x '.join(map(str, shapes[inputs[i]]))})" for i in data[:4])
     more = f" and {len(data) - 4} more" if len(data) > 4 else ""
-    longer = ((layout.names[i], shapes[inputs[i]]) for i in data if len(shapes[inputs[i]]) > 1)
-    cut = (name for name, shape in longer if not is_closed_over(name) and shape[1] % layout.count(axes) == 0)
-    example = next(cut, None)
-    say = f"say which it is, --spec \"{example}=P(None, '{axes[0]}')\", or " if example else ""
+    specs = (
+        f"{layout.names[i]}=P({'None, ' * dim}'{axes[0]}')"
+        for i in data
+        for dim, size in enumerate(shapes[inputs[i]])
+        if dim not in layout.batch.dims.get(i, (0,)) and size % layout.count(axes) == 0
+        if not is_closed_over(layout.names[i])
+    )
+    spec = next(specs, None)
+    say = f'say which it is, --spec "{spec}", or ' if spec else ""
     if (sorting := _sorted_tokens(layout)) is not None:
         line = users_line(sorting.eqn)
         return (

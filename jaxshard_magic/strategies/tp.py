@@ -119,8 +119,8 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
     fits = [m for m in range(2, heads + 1) if heads % m == 0]
     best = max((m for m in fits if n % m == 0), default=0) or max((m for m in fits if m < n), default=fits[0])
     message = (
-        f"{heads} heads do not divide by {name}={n}: attention is not divided by heads, and more is sent. "
-        f"{name}={best} divides them."
+        f"{heads} heads do not divide by {name}={n}: attention is not divided by heads; devices repeat it, or "
+        f"send parts of heads. {name}={best} divides them."
     )
     layout.findings.append(Finding("heads-not-divided", "info", message))
     return True

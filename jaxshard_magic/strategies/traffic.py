@@ -28,8 +28,14 @@ from .stepwise import gathers_sent
 
 
 def traffic(hold: Hold) -> tuple[Sent, ...]:
-    """The collectives of one step, in the order of the program; those of loops with all their trips."""
-    return tuple(_Traffic(hold).all())
+    """The collectives of one step, in the order of the program; those of loops with all their trips. Along axes of one
+    device nothing is sent."""
+    several = {axis for axis, size in hold.layout.mesh.shape.items() if size > 1}
+    return tuple(
+        replace(sent, axes=tuple(axis for axis in sent.axes if axis in several))
+        for sent in _Traffic(hold).all()
+        if sent.group_size > 1
+    )
 
 
 @dataclass
