@@ -62,6 +62,13 @@ def grouped(p, x):
     return attended(p, x, rotated(q), rotated(k), v)
 
 
+def repeated_keys(p, x):
+    q, k, v = (jnp.einsum("btd,dnh->btnh", x, p[n]) for n in "qkv")
+    return attended(
+        p, x, rotated(q), *(jnp.repeat(y, q.shape[2] // k.shape[2], axis=2) for y in (rotated(k), v))
+    )
+
+
 def shared_keys(p, x):
     k, v = ((x @ p[n])[:, :, None] for n in "kv")
     return attended(p, x, rotated(jnp.einsum("btd,dnh->btnh", x, p["q"])), rotated(k), v)
@@ -228,6 +235,11 @@ def test_heads_that_do_not_divide_are_told_with_the_mesh_that_would(shapes, mesh
     assert found.message.startswith(f"{heads} heads do not divide by {mesh}:")
     assert found.message.endswith(f" model={fits} divides them.")
     assert not planned(grouped, shapes, f"model={fits}").findings
+
+
+def test_heads_of_keys_that_are_repeated_and_do_not_divide_are_told():
+    plan = planned(repeated_keys, BLOCKS[grouped], "cpu:8 data=1 model=8")
+    assert [f.message.partition(":")[0] for f in plan.findings] == ["4 heads do not divide by model=8"]
 
 
 def test_a_part_of_a_divided_dimension_counts_as_sent():

@@ -112,7 +112,9 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
 def _say_heads(layout: Layout, axes: Axes) -> bool:
     """Tell of heads that do not divide, and which size of the axis would divide them; return whether there are any."""
     n, name, made = layout.count(axes), "+".join(axes), _made_by_weights(layout)
-    sizes = {z for e in layout.program.equations for z in _side_by_side(layout, e, made) if z % n}
+    beside = {c for e in layout.program.equations for c in _side_by_side(layout, e, made)}
+    # Of queries that share keys the class of heads has both numbers of heads.
+    sizes = {z for c in beside - layout.tensor.keys() for z in layout.dims.all_sizes[c] if z > 1 and z % n}
     if not sizes:
         return False
     heads = min(sizes)
@@ -127,14 +129,14 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
 
 
 def _side_by_side(layout: Layout, e: Equation, made: set[Value]) -> list[int]:
-    """Sizes that a product goes over side by side, examples apart, where weights make both of its operands, which are
-    among the activations `made` by weights: numbers of heads."""
+    """Classes of dimensions that a product goes over side by side, examples apart, where weights make both of its
+    operands, which are among the activations `made` by weights: heads."""
     if e.contraction is None or not made.issuperset(e.ins[:2]):
         return []
     shape, classes = layout.program.shapes[e.outs[0]], layout.dims.of(e.outs[0])
     beside = [d for _, _, d in e.contraction.batch]
-    sizes = [shape[d] for d in beside if classes[d] not in layout.batch.classes and shape[d] > 1]
-    return sizes if len(sizes) < len(beside) else []
+    heads = [classes[d] for d in beside if classes[d] not in layout.batch.classes and shape[d] > 1]
+    return heads if len(heads) < len(beside) else []
 
 
 def _made_by_weights(layout: Layout) -> set[Value]:
