@@ -13,18 +13,9 @@ from jaxshard_magic.program.roles import find_roles
 from jaxshard_magic.program.trace import path_name, trace
 from jaxshard_magic.program.unwrap import strip
 
-GUESSED = {
-    "graph_network",  # the nodes of all graphs are one long batch, and so are the edges
-    "masked_loss_dataclass",  # every token by itself: the sentences and their positions are alike
-    *("mixture_of_experts", "experts_in_turn", "experts_scanned", "experts_mapped"),  # so here
-    "dispatched_together",
-    "dropless_placed",
-    "matrix_factors",  # no product with a weight
-    "padded_graphs",
-    "variational_inference",  # the weights are drawn; examples and particles are alike
-    "meta_of_sinusoids",  # tasks and their points
-    "nnx_character_model",  # sentences and positions, which are as many
-    "linear_recurrences",
+GUESSED = {  # every token by itself: to divide sentences or their positions sends as much
+    "masked_loss_dataclass",
+    *("mixture_of_experts", "experts_in_turn", "experts_scanned", "experts_mapped"),
 }
 
 
