@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import zoo
+from jax.version import __version_info__ as jax_version
 from refusals import refusal
 from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
 from zoo.parts import BATCH
@@ -138,6 +139,7 @@ def test_a_tpus_compiler_sends_what_is_told_and_in_bfloat16_what_it_multiplies(f
     moved = sent(step.report())
     assert {size: n for (kind, _, size), n in moved.items() if kind == A2A} == {dispatched(8) // 2: exchanges}
     assert in_all(moved) == in_all(told(plan))
+    assert moved == told(plan) or jax_version >= (0, 12)
 
 
 @pytest.mark.ci

@@ -30,11 +30,13 @@ from .stepwise import gathers_sent
 def traffic(hold: Hold) -> tuple[Sent, ...]:
     """The collectives of one step, in the order of the program; those of loops with all their trips. Along axes of one
     device nothing is sent."""
-    several = {axis for axis, size in hold.layout.mesh.shape.items() if size > 1}
+    sent, alone = tuple(_Traffic(hold).all()), {axis for axis, n in hold.layout.mesh.shape.items() if n == 1}
+    if not alone:
+        return sent
     return tuple(
-        replace(sent, axes=tuple(axis for axis in sent.axes if axis in several))
-        for sent in _Traffic(hold).all()
-        if sent.group_size > 1
+        replace(each, axes=tuple(axis for axis in each.axes if axis not in alone))
+        for each in sent
+        if each.group_size > 1
     )
 
 
