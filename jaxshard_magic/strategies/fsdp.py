@@ -11,6 +11,11 @@ from .layout import Axes, Layout
 SMALL = 2**14  # elements that are gathered at once: below, a gather costs more than the copy
 
 
+def is_small(elements: int) -> bool:
+    """Return whether an array of so many elements is left whole on every device."""
+    return elements < SMALL
+
+
 def fully_sharded(layout: Layout, axes: Axes) -> None:
     """Divide the largest dimension that divides and that tensor parallelism did not take; where it took the only
     one, share it in the order (tensor, data)."""
@@ -22,7 +27,7 @@ def fully_sharded(layout: Layout, axes: Axes) -> None:
         taken = next((d for d, has in enumerate(spec) if set(axes) & set(has)), None)
         if taken is not None:
             layout.why[i].append(f"fsdp: dim {taken} over {'+'.join(axes)}")
-        elif _gathered_at_once(layout, value) < SMALL:
+        elif is_small(_gathered_at_once(layout, value)):
             layout.why[i].append("fsdp: too small to be worth a gather")
         elif (d := _dimension(layout, value, axes)) is not None:
             c = layout.storage.of(value)[d]

@@ -27,10 +27,11 @@ class _Cut:
 
     Args:
         equation: the equation.
-        over: the mesh axes that divide its first operand there.
+        over: the mesh axes that divide what is taken apart, or put together, there.
         ends: its operands and results that have such a dimension, the first operand first, each with those dimensions.
         sizes: how long the parts are; empty where a reshape makes them.
-        undivided: whether the axes divide none of its results.
+        undivided: whether the axes divide none of the parts.
+        examples: whether what is taken apart are examples, not features.
     """
 
     equation: Equation
@@ -38,6 +39,7 @@ class _Cut:
     ends: Mapping[Value, frozenset[int]]
     sizes: Sequence[int]
     undivided: bool
+    examples: bool
 
     @property
     def at_run_time(self) -> bool:
@@ -76,7 +78,7 @@ def take_apart(layout: Layout) -> None:
     layout.exchanges = replace(
         before, lies={**before.lies, **lies}, reads={**before.reads, **reads}, makes={**before.makes, **makes}
     )
-    if undivided := [cut for cut in exchanged if cut.undivided]:
+    if undivided := [cut for cut in exchanged if cut.undivided and cut.examples]:
         layout.findings.append(_computed_by_all(layout, undivided[0]))
 
 
@@ -85,16 +87,19 @@ def _cut(layout: Layout, e: Equation) -> _Cut | None:
     v = e.ins[0] if e.primitive.cuts or e.primitive.factors else None
     if v is None or not all(map(layout.batchy, (v, *e.outs))):
         return None
-    classes = layout.dims.of(v)
+    classes, made = layout.dims.of(v), [layout.between(out) for out in e.outs]
     for d, axes in enumerate(layout.between(v)):
-        if not axes or classes[d] in layout.sequence or not (ends := _ends(layout, e, d)):
+        if classes[d] in layout.sequence or not (ends := _ends(layout, e, d)):
             continue
-        kept = {a for out in e.outs for spec in layout.between(out) for a in spec}
         sizes, together = _parts(layout, e, d)
-        undivided = not kept.issuperset(axes)
-        if undivided and (classes[d] not in layout.batch.classes or together):
-            continue  # features that are cut off, and rows that are added, stay where they are
-        return _Cut(e, axes, ends, sizes, undivided)
+        examples = classes[d] in layout.batch.classes
+        undivided = not {a for spec in made for over in spec for a in over}.issuperset(axes)
+        if not axes and together and not examples and not any(layout.between(w)[d] for w in e.ins if w in ends):
+            axes, undivided = made[0][d], True
+        elif undivided and together:
+            continue  # rows and features that are added stay where they are
+        if axes:
+            return _Cut(e, axes, ends, sizes, undivided, examples)
     return None
 
 
@@ -137,7 +142,7 @@ def _worth_it(layout: Layout, value: Value, cuts: Sequence[_Cut]) -> bool:
     (d,) = cuts[0].ends[value]
     sizes = [size for cut in cuts for size in cut.sizes]
     covered = sum(size * cut.equation.trips for cut in cuts for size in cut.sizes)
-    even = len({*sizes}) == 1 if any(cut.undivided for cut in cuts) else max(sizes) <= UNEVEN * min(sizes)
+    even = len({*sizes}) == 1 if any(cut.undivided and cut.examples for cut in cuts) else max(sizes) <= UNEVEN * min(sizes)
     return even and covered >= layout.program.shapes[value][d]
 
 

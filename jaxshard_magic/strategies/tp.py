@@ -16,7 +16,7 @@ from ..program.flow import by_alias, by_no_product
 from ..program.ir import Equation, Value
 from ..program.products import Product, products
 from ..program.roles import PARAMS
-from .fsdp import SMALL
+from .fsdp import is_small
 from .layout import Axes, Layout
 from .tensor_choice import choose, weight_classes
 
@@ -63,7 +63,7 @@ def _tables(layout: Layout, found: list[Product], chosen: frozenset[int], n: int
             continue
         gone = e.params["dimension_numbers"].collapsed_slice_dims
         tables = stored & layout.flow.back(e.ins[:1], by_alias).keys()
-        if len(gone) != 1 or not tables or any(math.prod(program.shapes[v]) < SMALL for v in tables):
+        if len(gone) != 1 or not tables or any(is_small(math.prod(program.shapes[v])) for v in tables):
             continue
         classes = dims.of(e.ins[0])
         c = classes[gone[0]]

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxshard_magic
+from jaxshard_magic.strategies import fsdp
 
 from .programs import Program, Type, made
 
@@ -40,6 +42,8 @@ ROUNDING, NARROW_ROUNDING = 2.0**-22, 2.0**-8
 UNSTABLE = 0.1  # of the tolerance: what a rounding of the inputs may do to the plain step's numbers
 
 _NAMED = re.compile(r'--spec "([^"=]+)=([^"]+)"')  # in a refusal, the option that would help
+
+SMALL_WEIGHT = 16  # elements; random programs have none that `fsdp` would divide by itself
 
 Numbers = dict[str, np.ndarray]
 
@@ -156,7 +160,7 @@ def outcome(program: Program, strategy: str, plain: list[Numbers] | None = None)
 
 def _sharded(program: Program, strategy: str, plain: list[Numbers], specs: dict[str, str]) -> Outcome:
     """What becomes of a program under a strategy, with specs as a line gives them."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mock.patch.object(fsdp, "SMALL", SMALL_WEIGHT):
         warnings.simplefilter("ignore")
         try:
             step = jaxshard_magic.shard(

@@ -154,6 +154,8 @@ class Program:
             f'state = {{"params": {{{params}}}, {key}"count": jnp.int32(0)}}\n'
             f"batch = {{{batch}}}\n{again}"
             "import jaxshard_magic\n"
+            "from jaxshard_magic.strategies import fsdp\n"
+            "fsdp.SMALL = 16  # divide small weights, too\n"
             "plain = jax.jit(train_step)\n"
             f'sharded = jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}"{pad}{given})\n'
             f"mine, theirs = state, state\n"
