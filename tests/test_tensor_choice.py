@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from shardy_moves import moves_by_shardy
+from test_moves_by_shardy import planned_moves
 from thinned import CI, thinned
 
 import jaxshard_magic
@@ -16,7 +18,7 @@ from jaxshard_magic.program.shardy import Partitioner
 from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 
-ROWS, TIME, WIDTH, HEADS, KEYS, HEAD, HIDDEN, EXPERTS = 4, 32, 64, 8, 4, 16, 128, 4
+ROWS, TIME, WIDTH, HEADS, KEYS, HEAD, HIDDEN, EXPERTS, RANK = 4, 32, 64, 8, 4, 16, 128, 4, 32
 X = (ROWS, TIME, WIDTH)
 BY_HEAD = {"q": (WIDTH, HEADS, HEAD), "o": (HEADS, HEAD, WIDTH)}
 
@@ -79,6 +81,30 @@ def low_rank_keys(p, x):
     return attended(p, x, jnp.einsum("btd,dnh->btnh", x, p["q"]), k, v)
 
 
+def fused_with_few_keys(p, x):
+    """Phi's: one weight for all heads, of which those of keys and values are fewer."""
+    q, k, v = jnp.split(x @ p["qkv"], (HEADS * HEAD, (HEADS + KEYS) * HEAD), -1)
+    q, k, v = (a.reshape(ROWS, TIME, -1, HEAD) for a in (q, k, v))
+    k, v = (jnp.repeat(y, HEADS // KEYS, axis=2) for y in (rotated(k), v))
+    return attended(p, x, rotated(q), k, v)
+
+
+def latent(p, x):
+    """DeepSeek's: keys and values from one small projection, of which a part is positions that heads share."""
+    q = jnp.einsum("btd,dnh->btnh", x, p["q"])
+    both, place = jnp.split(x @ p["down"], [RANK], -1)
+    k, v = jnp.split(jnp.einsum("btr,rnh->btnh", both, p["kv"]), 2, -1)
+    place = jnp.broadcast_to(rotated(place[:, :, None]), k.shape[:3] + place.shape[2:])
+    k = jnp.concatenate([k, place], -1)
+    return attended(
+        p,
+        x,
+        jnp.concatenate([q[..., :HEAD], rotated(q[..., HEAD:])], -1),
+        k,
+        jnp.pad(v, ((0, 0),) * 3 + ((0, 8),)),
+    )
+
+
 def gated(p, x):
     return x + (jax.nn.silu(x @ p["gate"]) * (x @ p["up"])) @ p["down"]
 
@@ -128,13 +154,21 @@ BLOCKS: dict[Forward, Shapes] = {
     grouped: {**BY_HEAD, "k": KV, "v": KV},
     shared_keys: {**BY_HEAD, "k": (WIDTH, HEAD), "v": (WIDTH, HEAD)},
     low_rank_keys: {**BY_HEAD, "down": (WIDTH, 32), "k": (32, HEADS, HEAD), "v": (32, HEADS, HEAD)},
+    repeated_keys: {**BY_HEAD, "k": KV, "v": KV},
+    fused_with_few_keys: {"qkv": (WIDTH, (HEADS + 2 * KEYS) * HEAD), "o": BY_HEAD["o"]},
+    latent: {
+        "q": (WIDTH, HEADS, HEAD + 8),
+        "down": (WIDTH, RANK + 8),
+        "kv": (RANK, HEADS, 2 * HEAD),
+        "o": (HEADS, HEAD + 8, WIDTH),
+    },
     gated: {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), **MLP},
     gate_and_up_stacked: {"both": (2, WIDTH, HIDDEN), **MLP},
     gate_and_up_fused: {"both": (WIDTH, 2 * HIDDEN), **MLP},
     convolutional: {"a": (3, 3, 16, 32), "b": (3, 3, 32, 16)},
     mixture: {"router": (WIDTH, EXPERTS), "wi": (EXPERTS, WIDTH, HIDDEN), "wo": (EXPERTS, HIDDEN, WIDTH)},
 }
-QUICK = {stacked_in_front, gate_and_up_stacked, gate_and_up_fused}
+QUICK = {fused_with_few_keys, stacked_in_front, gate_and_up_stacked, gate_and_up_fused}
 
 
 def planned(forward: Forward, shapes: Shapes, mesh: str, x: tuple[int, ...] = X):
@@ -237,9 +271,27 @@ def test_heads_that_do_not_divide_are_told_with_the_mesh_that_would(shapes, mesh
     assert not planned(grouped, shapes, f"model={fits}").findings
 
 
-def test_heads_of_keys_that_are_repeated_and_do_not_divide_are_told():
-    plan = planned(repeated_keys, BLOCKS[grouped], "cpu:8 data=1 model=8")
-    assert [f.message.partition(":")[0] for f in plan.findings] == ["4 heads do not divide by model=8"]
+@pytest.mark.parametrize("mesh", ["cpu:8 data=1 model=8", "data=2 model=8", "model=8"])
+def test_heads_of_queries_are_divided_where_those_of_keys_do_not_divide(mesh):
+    """Whatever else the other axes would divide: 2 divides 4 heads, and is not what divides heads."""
+    plan = planned(repeated_keys, BLOCKS[grouped], mesh)
+    assert cuts(plan)["q"] == P(None, "model", None)
+    (found,) = plan.findings
+    assert found.message.startswith("4 heads of keys do not divide by model=8; the 8 heads of queries")
+    assert found.message.endswith("model=4 divides both.")
+
+
+def test_rotated_halves_of_a_divided_head_are_no_fused_weight():
+    (found,) = planned(shared_keys, BLOCKS[shared_keys], "model=2").findings
+    assert found.code == "split-and-joined" and found.message.startswith("What a weight of 64 x 16 ")
+
+
+@pytest.mark.parametrize("devices", thinned((2, 4, 8), (8,), CI))
+@pytest.mark.parametrize("forward", thinned(BLOCKS, QUICK, CI))
+def test_a_plan_of_a_block_sends_what_shardy_would(forward, devices):
+    x = (8, 8, 8, 16) if forward is convolutional else X
+    plan = planned(forward, BLOCKS[forward], f"data={8 // devices} model={devices}", x)
+    assert planned_moves(plan) == moves_by_shardy(plan)
 
 
 def test_a_part_of_a_divided_dimension_counts_as_sent():

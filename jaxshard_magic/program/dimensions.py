@@ -14,12 +14,24 @@ class Dimensions:
     """The logical dimensions of a program (batch, hidden, heads, vocabulary), as union-find classes over all
     links, matmuls included; `copies`: values, inputs and gradients, that are to lie as another one does.
 
+    Args:
+        program: the step.
+        axis_sizes: of the mesh.
+        copies: see above.
+        tensor_parallel: over how many devices features are divided, 0 where they are not.
+        data: the inputs that may hold examples; what dimensions of theirs become are no features.
+
     `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
-    dimensions whose reshape no shard over `axis_sizes` survives. `most_devices`: the largest of these sizes.
+    dimensions whose reshape no shard over such axes survives. `most_devices`: the largest of their sizes.
     """
 
     def __init__(
-        self, program: Program, axis_sizes: tuple[int, ...], copies: Mapping[Value, Value] | None = None
+        self,
+        program: Program,
+        axis_sizes: tuple[int, ...],
+        copies: Mapping[Value, Value] | None = None,
+        tensor_parallel: int = 0,
+        data: Iterable[Value] = (),
     ):
         self.program = program
         self.most_devices = max(axis_sizes, default=1)
@@ -30,7 +42,7 @@ class Dimensions:
         self._sets = UnionFind(len(program.sizes))
         for link in self.links.links:
             self._sets.union(link.a, link.b)
-        self._split_links = self._follow_splits(axis_sizes)
+        self._split_links = self._follow_splits(axis_sizes, tensor_parallel, data)
         self._class = [self._sets.find(n) for n in range(len(program.sizes))]
         self.largest: dict[int, int] = defaultdict(int)
         self.all_sizes: dict[int, set[int]] = defaultdict(set)
@@ -42,15 +54,23 @@ class Dimensions:
         self.looped = {self._class[n] for n in self.links.looped}
         self.windowed = {self._class[n] for n in self.links.windowed}
 
-    def _follow_splits(self, axis_sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    def _follow_splits(
+        self, axis_sizes: tuple[int, ...], tensor_parallel: int, data: Iterable[Value]
+    ) -> list[tuple[int, int, int]]:
         """A dimension cut into parts goes on as its major part, which carries the shards; where a loop steps over
         that one (microbatches), as the next. A major part that no mesh axis divides (the 3 of 3, heads, head size)
-        can carry none, and the whole with it."""
+        can carry none, and the whole with it: features (heads of keys, of which there are few) are divided by the
+        devices of tensor parallelism alone."""
         looped = {self._sets.find(n) for n in self.links.looped}
+        examples = {self._sets.find(n) for v in data for n in self.program.nodes(v)}
         links = []
         for split in self.links.splits:
             part = next((n for n in split.parts if self._sets.find(n) not in looped), split.parts[0])
-            if part == split.parts[0] and all(self.program.sizes[part] % n for n in axis_sizes):
+            features = tensor_parallel and examples.isdisjoint(
+                map(self._sets.find, (split.whole, *split.parts))
+            )
+            sizes = (tensor_parallel,) if features else axis_sizes
+            if part == split.parts[0] and all(self.program.sizes[part] % n for n in sizes):
                 self.unshardable.add(split.whole)
             else:
                 self._sets.union(split.whole, part)

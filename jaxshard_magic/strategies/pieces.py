@@ -94,7 +94,12 @@ def _cut(layout: Layout, e: Equation) -> _Cut | None:
         sizes, together = _parts(layout, e, d)
         examples = classes[d] in layout.batch.classes
         undivided = not {a for spec in made for over in spec for a in over}.issuperset(axes)
-        if not axes and together and not examples and not any(layout.between(w)[d] for w in e.ins if w in ends):
+        if (
+            not axes
+            and together
+            and not examples
+            and not any(layout.between(w)[d] for w in e.ins if w in ends)
+        ):
             axes, undivided = made[0][d], True
         elif undivided and together:
             continue  # rows and features that are added stay where they are
@@ -142,7 +147,11 @@ def _worth_it(layout: Layout, value: Value, cuts: Sequence[_Cut]) -> bool:
     (d,) = cuts[0].ends[value]
     sizes = [size for cut in cuts for size in cut.sizes]
     covered = sum(size * cut.equation.trips for cut in cuts for size in cut.sizes)
-    even = len({*sizes}) == 1 if any(cut.undivided and cut.examples for cut in cuts) else max(sizes) <= UNEVEN * min(sizes)
+    even = (
+        len({*sizes}) == 1
+        if any(cut.undivided and cut.examples for cut in cuts)
+        else max(sizes) <= UNEVEN * min(sizes)
+    )
     return even and covered >= layout.program.shapes[value][d]
 
 

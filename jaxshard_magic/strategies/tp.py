@@ -8,12 +8,13 @@ experts makes of it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.flow import by_alias, by_no_product
 from ..program.ir import Equation, Value
+from ..program.phases import FORWARD, phases
 from ..program.products import Product, products
 from ..program.roles import PARAMS
 from .fsdp import is_small
@@ -115,17 +116,37 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
     beside = {c for e in layout.program.equations for c in _side_by_side(layout, e, made)}
     # Of queries that share keys the class of heads has both numbers of heads.
     sizes = {z for c in beside - layout.tensor.keys() for z in layout.dims.all_sizes[c] if z > 1 and z % n}
-    if not sizes:
+    repeated = _heads_repeated(layout, beside & layout.tensor.keys())
+    if not sizes | repeated.keys():
         return False
-    heads = min(sizes)
+    heads = min(sizes | repeated.keys())
     fits = [m for m in range(2, heads + 1) if heads % m == 0]
     best = max((m for m in fits if n % m == 0), default=0) or max((m for m in fits if m < n), default=fits[0])
-    message = (
-        f"{heads} heads do not divide by {name}={n}: attention is not divided by heads; devices repeat it, or "
-        f"send parts of heads. {name}={best} divides them."
-    )
+    if heads in sizes:
+        message = (
+            f"{heads} heads do not divide by {name}={n}: attention is not divided by heads; devices repeat it, or "
+            f"send parts of heads. {name}={best} divides them."
+        )
+    else:
+        message = (
+            f"{heads} heads of keys do not divide by {name}={n}; the {repeated[heads]} heads of queries that they are "
+            f"repeated for do: devices send parts of heads. {name}={best} divides both."
+        )
     layout.findings.append(Finding("heads-not-divided", "info", message))
     return True
+
+
+def _heads_repeated(layout: Layout, heads: Set[int]) -> dict[int, int]:
+    """Return numbers of heads that are repeated to be as many as divided ones of `heads`, and are not divided, with
+    how many these are."""
+    dims, sizes = layout.dims, layout.program.sizes
+    return {
+        sizes[split.parts[0]]: sizes[split.whole]
+        for split in dims.links.splits
+        if dims.of_node(split.whole) in heads
+        and sizes[split.parts[0]] > 1
+        and dims.of_node(split.parts[0]) not in layout.tensor
+    }
 
 
 def _side_by_side(layout: Layout, e: Equation, made: set[Value]) -> list[int]:
@@ -151,32 +172,61 @@ def _made_by_weights(layout: Layout) -> set[Value]:
 
 
 def _say_split(layout: Layout, axes: Axes) -> None:
-    """A weight for several things at once (q, k and v in thirds; gate and up in halves): its product is divided, then
-    split, and the parts do not lie where they are used."""
+    """Tell of weights whose product is divided, then split into parts, which do not lie where they are used: weights
+    for several things at once (q, k and v in thirds; gate and up in halves), and heads whose halves are rotated."""
     program, over = layout.program, "+".join(axes)
-    split: set[int] = set()
+    joined, separate, phase = set[int](), set[int](), phases(program, layout.flow)
     parts: list[Value] = []
     for e in program.equations:
         operand = e.ins[0] if e.name in ("split", "slice") else None
-        if operand is not None and layout.batchy(operand):
-            whole, part = program.shapes[operand], program.shapes[e.outs[0]]
-            classes = layout.dims.of(operand)
-            apart = {
-                c for c, a, b in zip(classes, whole, part, strict=True) if a != b and layout.tensor.get(c)
-            }
-            split |= apart
-            parts += e.outs if apart else ()
+        if operand is None or not layout.batchy(operand):
+            continue
+        whole, part = program.shapes[operand], program.shapes[e.outs[0]]
+        apart = {
+            c
+            for c, a, b in zip(layout.dims.of(operand), whole, part, strict=True)
+            if a != b and layout.tensor.get(c)
+        }
+        if apart and _joined_again(layout, e, phase):
+            joined |= apart
+        elif apart:
+            separate |= apart
+            parts += e.outs
     weights = [i for i in layout.roles.stored if layout.roles.of[i] == PARAMS]
-    fused = [i for i in weights if split & set(layout.dims.of(program.inputs[i]))]
-    if fused:
-        sizes = " x ".join(map(str, program.shapes[program.inputs[fused[0]]]))
+
+    def named(classes: set[int]) -> str:
+        """The first weight that has one of these dimensions, and how many there are."""
+        found = [i for i in weights if classes & set(layout.dims.of(program.inputs[i]))]
+        sizes = " x ".join(map(str, program.shapes[program.inputs[found[0]]])) if found else ""
+        return sizes + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+    if fused := named(separate):
         by_head = ", nor one laid out by head" if _meet_by_head(layout, parts) else ""
-        also = f" and {len(fused) - 1} more" if len(fused) > 1 else ""
         message = (
-            f"What a weight of {sizes}{also} gives is divided over {over} and then split into parts, which do not "
+            f"What a weight of {fused} gives is divided over {over} and then split into parts, which do not "
             f"lie where they are used: activations move. Separate weights move nothing{by_head}."
         )
         layout.findings.append(Finding("fused-split", "info", message))
+    if rotated := named(joined - separate):
+        message = (
+            f"What a weight of {rotated} gives is divided over {over} within what is split and put together again, "
+            f"as positions rotate the halves of a head: activations move."
+        )
+        layout.findings.append(Finding("split-and-joined", "info", message))
+
+
+def _joined_again(layout: Layout, split: Equation, phase: Mapping[int, str]) -> bool:
+    """Return whether the forward pass makes of the parts, by no product, an array as large as what was split."""
+    shapes, whole = layout.program.shapes, split.ins[0]
+    assert whole is not None
+    made = layout.flow.forward(split.outs, by_no_product)
+    return any(
+        e.name == "concatenate"
+        and phase[e.index] == FORWARD
+        and made.issuperset(e.ins)
+        and shapes[e.outs[0]] == shapes[whole]
+        for e in layout.program.equations
+    )
 
 
 def _meet_by_head(layout: Layout, values: Sequence[Value]) -> bool:

@@ -1,6 +1,7 @@
 """A traced step and what is asked of it -> `Facts`."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from ..errors import ShardError
@@ -40,7 +41,10 @@ def understand(
         examples = find_batch(dims, traced.roles, batch or _split_along(traced))
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
     placed, sizes = placements(traced, request, metadata), tuple(request.mesh.shape.values())
-    known = None if placed or batch else ("facts", frozenset(sizes))
+    tensor_parallel = (
+        prod(request.mesh.shape[axis] for axis in request.axes["tp"]) if "tp" in request.axes else 0
+    )
+    known = None if placed or batch else ("facts", frozenset(sizes), tensor_parallel)
     if known in traced.known:  # of another strategy on such a mesh
         return traced.known[known]
     program = Program(traced.closed)
@@ -49,7 +53,7 @@ def understand(
     copies = {program.inputs[i]: program.inputs[p] for i, p in roles.copies.items()}
     params = {i for i, role in enumerate(roles.of) if role == PARAMS}
     copies |= {gradient: program.inputs[i] for gradient, i in gradients_of(flow, params).items()}
-    dims = Dimensions(program, sizes, copies)
+    dims = Dimensions(program, sizes, copies, tensor_parallel, (program.inputs[i] for i in roles.data))
     _state_fits(traced, roles)
     named = dims_over(request.batch_axes, placed, roles.data)
     examples = find_batch(dims, roles, {**(batch or {}), **named})
