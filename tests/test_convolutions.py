@@ -201,3 +201,31 @@ def test_groups_beside_a_mesh_axis_that_divides_none_of_them_train_alike():
     )
     for name, x in wanted.items():
         assert jnp.allclose(params[name], x, rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "spec"), [("data=4 rest=2", "P(None, 'data')"), ("data=2 rest=4", "P('rest', 'data')")]
+)
+def test_groups_whose_window_lies_along_the_examples_train_alike(mesh, spec):
+    """Their gradient is added up over examples that several devices have alike."""
+
+    def step(p, x):
+        def loss(p):
+            made = jax.lax.conv_general_dilated(
+                jnp.tanh(x @ p["into"]),
+                p["kernel"],
+                (1,),
+                "VALID",
+                dimension_numbers=("NHC", "HIO", "NHC"),
+                feature_group_count=2,
+            )
+            return jnp.mean(jnp.sin(made))
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda p, g: p - g, p, gradients), value
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"into": jax.random.normal(keys[0], (8, 8)), "kernel": jax.random.normal(keys[1], (1, 4, 4))}
+    x = jax.random.normal(keys[2], (8, 8, 8))
+    got = jaxshard_magic.shard(step, "dp", mesh=mesh, specs={"x": spec})(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, step(params, x))
