@@ -281,6 +281,35 @@ def test_heads_of_queries_are_divided_where_those_of_keys_do_not_divide(mesh):
     assert found.message.endswith("model=4 divides both.")
 
 
+@pytest.mark.parametrize("strategy", ["tp", "fsdp+tp"])
+def test_examples_that_are_merged_with_positions_and_grouped_anew_are_the_batch(strategy):
+    """Two groups: as many as the data axis divides, and tp's does not."""
+
+    def step(p, x):
+        def loss(p):
+            groups = x.reshape(-1, WIDTH).reshape(2, -1, WIDTH)
+            return jnp.mean(gated(p, groups - groups.mean(-1, keepdims=True)) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - g, p, gradients), value
+
+    params = {name: jnp.ones(shape) for name, shape in BLOCKS[gated].items()}
+    plan = jaxshard_magic.shard(step, strategy, mesh="data=2 model=4").planned(params, jnp.ones(X)).plan
+    assert plan.in_specs[-1] == P("data", None, None)
+
+
+def test_heads_of_keys_in_a_fused_weight_that_is_divided_otherwise_are_told():
+    shapes = {"qkv": (WIDTH, (8 + 2 + 2) * 8), "o": (8, 8, WIDTH)}
+
+    def few(p, x):
+        q, k, v = jnp.split(x @ p["qkv"], (64, 80), -1)
+        q, k, v = (a.reshape(ROWS, TIME, -1, 8) for a in (q, k, v))
+        return attended(p, x, q, jnp.repeat(k, 4, axis=2), jnp.repeat(v, 4, axis=2))
+
+    found = planned(few, shapes, "data=2 model=4").findings
+    assert [f.message[:8] for f in found] == ["2 heads "]
+
+
 def test_rotated_halves_of_a_divided_head_are_no_fused_weight():
     (found,) = planned(shared_keys, BLOCKS[shared_keys], "model=2").findings
     assert found.code == "split-and-joined" and found.message.startswith("What a weight of 64 x 16 ")

@@ -1,6 +1,7 @@
 """The table of what XLA gets wrong: each fault in plain JAX, without the package, as long as XLA has it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.program.xla_faults import CROSSED, FAULTS, WINDOWED
+from jaxshard_magic.program.xla_faults import CROSSED, FAULTS, FURTHER, WINDOWED
 
 TABLE = {fault.name: fault for fault in FAULTS}
 # A race: it comes once in many runs, and a test that waits for it would be as long.
@@ -153,6 +154,18 @@ def crossed_products() -> bool:
     return same(lambda x, y: jnp.einsum("abc,abc->", x, y), x, y, in_shardings=divided)
 
 
+def summed_and_divided_further() -> bool:
+    """The gradient of a stack of matrices that lies over the axis of its products and one of two that it is summed
+    along."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+    rows = NamedSharding(mesh, P(("data", "fsdp"), "model"))
+    x, y = drawn(8, 8, 3), drawn(8, 8, 5)
+    rest = NamedSharding(mesh, P(("model", "fsdp")))
+    return same(
+        lambda x, y: jnp.einsum("bed,bef->edf", x, y), x, y, in_shardings=(rows, rows), out_shardings=rest
+    )
+
+
 def windowed_beside_channels() -> bool:
     """The gradient of a kernel where an axis divides nothing, or a convolution where one divides output channels."""
     mesh = jax.make_mesh((4, 2), ("other", "seq"), axis_types=(AxisType.Auto,) * 2)
@@ -192,6 +205,7 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "a scatter to one place on a device, of an array that was whole before,": one_place,
     "a convolution whose groups are divided": divided_groups,
     CROSSED.name: crossed_products,
+    FURTHER.name: summed_and_divided_further,
     WINDOWED.name: windowed_beside_channels,
     "a convolution in groups of arrays without an element": lambda: ends_well(
         "rows = NamedSharding(mesh, P(('data', 'model')))\n"
@@ -229,6 +243,24 @@ def test_a_step_that_changes_places_of_what_is_divided_has_the_plain_numbers(cha
     sharded = jaxshard_magic.shard(train_step, "sp", mesh="cpu:8 data=4 seq=2")
     for got, want in zip(sharded(drawn(8, 4), batch), train_step(drawn(8, 4), batch), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_side_by_side_that_lie_over_the_axes_of_tp_and_fsdp_train_as_on_one_device():
+    def train_step(w, x):
+        def loss(w):
+            h = jnp.tanh(jnp.einsum("bd,edf->bef", x, w["into"]))
+            return jnp.mean(jnp.einsum("bef,efd->bed", h, w["out"]) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda w, g: w - g, w, gradient), value
+
+    w, x = {"into": drawn(4, 3, 8), "out": drawn(4, 8, 3)}, drawn(16, 3)
+    both = "P(('model', 'fsdp'))"
+    sharded = jaxshard_magic.shard(
+        train_step, "fsdp+tp", mesh="data=2 fsdp=2 model=2", specs={"w.into": both, "w.out": both}
+    )
+    got, want = sharded(w, x), train_step(w, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, want)
 
 
 def test_every_fault_has_a_program():

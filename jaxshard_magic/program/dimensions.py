@@ -22,7 +22,8 @@ class Dimensions:
         data: the inputs that may hold examples; what dimensions of theirs become are no features.
 
     `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
-    dimensions whose reshape no shard over such axes survives. `most_devices`: the largest of their sizes.
+    dimensions whose reshape no shard survives, over any of the axes, or of a feature over the devices of tensor
+    parallelism. `most_devices`: the largest of `axis_sizes`.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Dimensions:
         can carry none, and the whole with it: features (heads of keys, of which there are few) are divided by the
         devices of tensor parallelism alone."""
         looped = {self._sets.find(n) for n in self.links.looped}
-        examples = {self._sets.find(n) for v in data for n in self.program.nodes(v)}
+        examples = [n for v in data for n in self.program.nodes(v)]
         links = []
         for split in self.links.splits:
             part = next((n for n in split.parts if self._sets.find(n) not in looped), split.parts[0])
-            features = tensor_parallel and examples.isdisjoint(
-                map(self._sets.find, (split.whole, *split.parts))
-            )
+            ends = {
+                self._sets.find(n) for n in (split.whole, *split.parts)
+            }  # splits before this one join some
+            features = tensor_parallel and ends.isdisjoint(map(self._sets.find, examples))
             sizes = (tensor_parallel,) if features else axis_sizes
             if part == split.parts[0] and all(self.program.sizes[part] % n for n in sizes):
                 self.unshardable.add(split.whole)

@@ -288,6 +288,11 @@ CROSSED = Fault(
     "gives wrong numbers",
     guard="strategies/undivided.py",
 )
+FURTHER = Fault(
+    "a sum along several divided axes of products side by side, of which some, not all, divide these products further,",
+    "gives wrong numbers",
+    guard="strategies/undivided.py",
+)
 WINDOWED = Fault(
     "a convolution along a divided dimension, on a mesh of which an axis divides its output channels, or for the "
     "gradient of its kernel not what it is summed over,",
@@ -365,6 +370,7 @@ FAULTS = (
         guard="strategies/regions/grouped.py",
     ),
     CROSSED,
+    FURTHER,
     WINDOWED,
     Fault(
         "a convolution in groups of arrays without an element",

@@ -26,7 +26,7 @@ from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
 from .stepwise import gathered
-from .undivided import chosen_wrongly
+from .undivided import chosen_wrongly, summed_before
 
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 Kind = TypeVar("Kind", bound=Region)
@@ -262,7 +262,8 @@ class Hold(Emitter):
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""
-        if e.primitive.scatters:  # else the updates, activations, would be gathered
+        # Of scatters the updates, activations, would be gathered else.
+        if e.primitive.scatters or summed_before(self.layout, e):
             x = self.layout.pin(x, self.layout.in_use(v))
         readers = self._readers.get(v, [])
         if len(readers) == 1 and primitive_of(readers[0]).relaid:  # XLA folds the two: pin after the second

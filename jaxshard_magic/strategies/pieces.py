@@ -57,6 +57,11 @@ def take_apart(layout: Layout) -> None:
     for e in layout.program.equations:
         if (cut := _cut(layout, e)) is not None:
             cuts[next(iter(cut.ends))].append(cut)
+    for value, of_one in cuts.items():
+        if not all(
+            cut.undivided for cut in of_one
+        ):  # the whole is dealt out, and what nobody divides gathered of it
+            cuts[value] = [replace(cut, undivided=cut.undivided and cut.examples) for cut in of_one]
     exchanged = [cut for value, of_one in cuts.items() if _worth_it(layout, value, of_one) for cut in of_one]
     if not exchanged:
         return

@@ -117,6 +117,7 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
     # Of queries that share keys the class of heads has both numbers of heads.
     sizes = {z for c in beside - layout.tensor.keys() for z in layout.dims.all_sizes[c] if z > 1 and z % n}
     repeated = _heads_repeated(layout, beside & layout.tensor.keys())
+    sizes |= {z for z in _heads_repeated(layout, beside - layout.tensor.keys()) if z % n}
     if not sizes | repeated.keys():
         return False
     heads = min(sizes | repeated.keys())
@@ -137,8 +138,8 @@ def _say_heads(layout: Layout, axes: Axes) -> bool:
 
 
 def _heads_repeated(layout: Layout, heads: Set[int]) -> dict[int, int]:
-    """Return numbers of heads that are repeated to be as many as divided ones of `heads`, and are not divided, with
-    how many these are."""
+    """Return numbers of heads that are repeated to be as many as those of the dimension classes `heads`, and are not
+    divided, each with how many it becomes."""
     dims, sizes = layout.dims, layout.program.sizes
     return {
         sizes[split.parts[0]]: sizes[split.whole]
@@ -179,7 +180,7 @@ def _say_split(layout: Layout, axes: Axes) -> None:
     parts: list[Value] = []
     for e in program.equations:
         operand = e.ins[0] if e.name in ("split", "slice") else None
-        if operand is None or not layout.batchy(operand):
+        if operand is None or not layout.batchy(operand) or phase[e.index] != FORWARD:
             continue
         whole, part = program.shapes[operand], program.shapes[e.outs[0]]
         apart = {
@@ -210,7 +211,7 @@ def _say_split(layout: Layout, axes: Axes) -> None:
     if rotated := named(joined - separate):
         message = (
             f"What a weight of {rotated} gives is divided over {over} within what is split and put together again, "
-            f"as positions rotate the halves of a head: activations move."
+            f"such as halves of heads that positions rotate: activations move."
         )
         layout.findings.append(Finding("split-and-joined", "info", message))
 

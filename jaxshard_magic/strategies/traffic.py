@@ -25,6 +25,7 @@ from .reductions import activation_sum, gradient_sum, summed_over
 from .regions import Region
 from .regions.deferred import find_deferred
 from .stepwise import gathers_sent
+from .undivided import summed_before
 
 
 def traffic(hold: Hold) -> tuple[Sent, ...]:
@@ -129,7 +130,8 @@ class _Traffic:
             made = self._layout.at(e, out)
             yield from activation_sum(self._layout, out, over, e.trips, by_dim=by_dim, made=made)
         elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
-            whole = e.primitive.scatters and self._layout.platform != "tpu"
+            added = e.primitive.scatters and self._layout.platform != "tpu"
+            whole = added or summed_before(self._layout, e)
             rows = self._rows(e, over)
             sums = gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=rows, by_dim=by_dim)
             yield from (self._behind_loops(e, sent) for sent in sums)

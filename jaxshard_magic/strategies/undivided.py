@@ -130,10 +130,27 @@ def _crossed(layout: Layout, e: Equation) -> Slots:
     return {1: crossed} if alike and crossed else {}
 
 
+def summed_before(layout: Layout, e: Equation) -> bool:
+    """Return whether a gradient that the product `e` makes must be summed where it is used, and divided afterwards as
+    its parameter rests; see `FURTHER` in `program/xla_faults`."""
+    c, out = e.contraction, e.outs[0]
+    if c is None or not c.batch or layout.batchy(out):
+        return False
+    left, right = (layout.at(e, v) for v in e.ins[:2])
+    summed = {a for i, j in c.contracted for a in left[i] if a in right[j] and layout.mesh.shape[a] > 1}
+    rest = layout.at_rest(out)
+    divided = ({*rest[o]} & summed for i, _, o in c.batch if layout.count(left[i]) > 1)
+    return len(summed) > 1 and any(further and further != summed for further in divided)
+
+
 def held_against_faults(layout: Layout) -> tuple[str, ...]:
-    """The user's lines at which constraints alone would have XLA go wrong: what `keep_whole` keeps so, and padding
-    between elements whose result is divided and whose operand is not."""
-    found = (e for e in layout.program.equations if _kept_whole(layout, e) or _padded_apart(layout, e))
+    """The user's lines at which constraints alone would have XLA go wrong: what `keep_whole` keeps so, padding between
+    elements whose result is divided and whose operand is not, and gradients that are summed before they are divided."""
+    found = (
+        e
+        for e in layout.program.equations
+        if _kept_whole(layout, e) or _padded_apart(layout, e) or summed_before(layout, e)
+    )
     return tuple(dict.fromkeys(_line(e) or "a library's line" for e in found))
 
 
