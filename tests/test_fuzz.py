@@ -12,7 +12,7 @@ from fuzz.programs import Input, Operation, Program, Type
 from fuzz.run import Judge, faults
 from fuzz.shrink import shrink
 
-from jaxshard_magic.strategies import hold
+from jaxshard_magic.strategies import fsdp, hold
 
 TODAY = int(time.strftime("%Y%m%d")) * 1000  # the first seed
 SEVERAL = 10  # programs that say something of all of them
@@ -70,6 +70,7 @@ def test_a_step_whose_own_numbers_jump_is_no_evidence(monkeypatch):
 
 def test_the_printed_program_shows_the_failure_by_itself(monkeypatch, capsys):
     wrong_number(monkeypatch, "rev", 1.5)
+    monkeypatch.setattr(fsdp, "SMALL", fsdp.SMALL)  # the program sets it for good
     space: dict = {"__name__": "__main__"}
     exec(SMALL.script("dp", MESHES["dp"], ("np",)), space)
     assert float(capsys.readouterr().out.split("[")[1].split(",")[0]) > 0.01  # the loss
