@@ -133,8 +133,8 @@ def _crossed(layout: Layout, e: Equation) -> Slots:
 def summed_before(layout: Layout, e: Equation) -> bool:
     """Return whether a gradient that the product `e` makes must be summed where it is used, and divided afterwards as
     its parameter rests; see `FURTHER` in `program/xla_faults`."""
-    c, out = e.contraction, e.outs[0]
-    if c is None or not c.batch or layout.batchy(out):
+    c = e.contraction
+    if c is None or not c.batch or layout.batchy(out := e.outs[0]):
         return False
     left, right = (layout.at(e, v) for v in e.ins[:2])
     summed = {a for i, j in c.contracted for a in left[i] if a in right[j] and layout.mesh.shape[a] > 1}
