@@ -12,14 +12,14 @@ from .unionfind import UnionFind
 
 class Dimensions:
     """The logical dimensions of a program (batch, hidden, heads, vocabulary), as union-find classes over all
-    links, matmuls included; `copies`: values, inputs and gradients, that are to lie as another one does.
+    links, matmuls included.
 
     Args:
         program: the step.
         axis_sizes: of the mesh.
-        copies: see above.
+        copies: values, inputs and gradients, that are to lie as another one does.
         tensor_parallel: over how many devices features are divided, 0 where they are not.
-        data: the inputs that may hold examples; what dimensions of theirs become are no features.
+        data: the inputs that may hold examples; what their dimensions become are no features.
 
     `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
     dimensions whose reshape no shard survives, over any of the axes, or of a feature over the devices of tensor
@@ -63,20 +63,19 @@ class Dimensions:
         can carry none, and the whole with it: features (heads of keys, of which there are few) are divided by the
         devices of tensor parallelism alone."""
         looped = {self._sets.find(n) for n in self.links.looped}
-        examples = [n for v in data for n in self.program.nodes(v)]
+        examples = {self._sets.find(n) for v in data for n in self.program.nodes(v)}
         links = []
         for split in self.links.splits:
             part = next((n for n in split.parts if self._sets.find(n) not in looped), split.parts[0])
-            ends = {
-                self._sets.find(n) for n in (split.whole, *split.parts)
-            }  # splits before this one join some
-            features = tensor_parallel and ends.isdisjoint(map(self._sets.find, examples))
-            sizes = (tensor_parallel,) if features else axis_sizes
+            holds_examples = not examples.isdisjoint(map(self._sets.find, (split.whole, *split.parts)))
+            sizes = (tensor_parallel,) if tensor_parallel and not holds_examples else axis_sizes
             if part == split.parts[0] and all(self.program.sizes[part] % n for n in sizes):
                 self.unshardable.add(split.whole)
             else:
                 self._sets.union(split.whole, part)
                 links.append((split.whole, part, split.equation))
+                if holds_examples:  # also for the splits that follow
+                    examples.add(self._sets.find(split.whole))
         return links
 
     @cached_property

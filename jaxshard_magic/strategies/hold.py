@@ -261,8 +261,8 @@ class Hold(Emitter):
         return experts is not None and bool(experts.shared) and v in experts.made
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
-        """A sum over examples: partial sums go straight to where the parameter rests."""
-        # Of scatters the updates, activations, would be gathered else.
+        """A sum over examples: partial sums go straight to where the parameter rests, but for what XLA gets wrong so,
+        and scatters, whose updates, activations, would be gathered."""
         if e.primitive.scatters or summed_before(self.layout, e):
             x = self.layout.pin(x, self.layout.in_use(v))
         readers = self._readers.get(v, [])

@@ -58,9 +58,8 @@ def take_apart(layout: Layout) -> None:
         if (cut := _cut(layout, e)) is not None:
             cuts[next(iter(cut.ends))].append(cut)
     for value, of_one in cuts.items():
-        if not all(
-            cut.undivided for cut in of_one
-        ):  # the whole is dealt out, and what nobody divides gathered of it
+        if not all(cut.undivided for cut in of_one):
+            # Dealt out for some parts, features that no axis divides are gathered out of that, too.
             cuts[value] = [replace(cut, undivided=cut.undivided and cut.examples) for cut in of_one]
     exchanged = [cut for value, of_one in cuts.items() if _worth_it(layout, value, of_one) for cut in of_one]
     if not exchanged:
@@ -92,25 +91,33 @@ def _cut(layout: Layout, e: Equation) -> _Cut | None:
     v = e.ins[0] if e.primitive.cuts or e.primitive.factors else None
     if v is None or not all(map(layout.batchy, (v, *e.outs))):
         return None
-    classes, made = layout.dims.of(v), [layout.between(out) for out in e.outs]
+    classes = layout.dims.of(v)
     for d, axes in enumerate(layout.between(v)):
-        if classes[d] in layout.sequence or not (ends := _ends(layout, e, d)):
+        over = axes or _divided_together(layout, e, d)
+        if not over or classes[d] in layout.sequence or not (ends := _ends(layout, e, d)):
             continue
         sizes, together = _parts(layout, e, d)
-        examples = classes[d] in layout.batch.classes
-        undivided = not {a for spec in made for over in spec for a in over}.issuperset(axes)
-        if (
-            not axes
-            and together
-            and not examples
-            and not any(layout.between(w)[d] for w in e.ins if w in ends)
-        ):
-            axes, undivided = made[0][d], True
-        elif undivided and together:
+        made = {a for out in e.outs for spec in layout.between(out) for a in spec}
+        undivided = not axes or not made.issuperset(axes)
+        if axes and undivided and together:
             continue  # rows and features that are added stay where they are
-        if axes:
-            return _Cut(e, axes, ends, sizes, undivided, examples)
+        return _Cut(e, over, ends, sizes, undivided, classes[d] in layout.batch.classes)
     return None
+
+
+def _divided_together(layout: Layout, e: Equation, d: int) -> Axes:
+    """Return the mesh axes that divide features which `e` puts together along dimension `d`, of parts none of which is
+    divided there; empty where it does not."""
+    shapes, v, out = layout.program.shapes, e.ins[0], e.outs[0]
+    assert v is not None
+    if (
+        e.factors is not None
+        or shapes[out][d] <= shapes[v][d]
+        or layout.dims.of(v)[d] in layout.batch.classes
+    ):
+        return ()
+    parts = (w for w in e.ins if w is not None and len(shapes[w]) == len(shapes[v]))
+    return () if any(layout.between(w)[d] for w in parts) else layout.between(out)[d]
 
 
 def _ends(layout: Layout, e: Equation, d: int) -> dict[Value, frozenset[int]]:

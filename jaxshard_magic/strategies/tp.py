@@ -176,21 +176,18 @@ def _say_split(layout: Layout, axes: Axes) -> None:
     """Tell of weights whose product is divided, then split into parts, which do not lie where they are used: weights
     for several things at once (q, k and v in thirds; gate and up in halves), and heads whose halves are rotated."""
     program, over = layout.program, "+".join(axes)
-    joined, separate, phase = set[int](), set[int](), phases(program, layout.flow)
+    splits = [(e, apart) for e in program.equations if (apart := _split_along(layout, e))]
+    if not splits:
+        return
+    phase = phases(program, layout.flow)
+    joined, separate = set[int](), set[int]()
     parts: list[Value] = []
-    for e in program.equations:
-        operand = e.ins[0] if e.name in ("split", "slice") else None
-        if operand is None or not layout.batchy(operand) or phase[e.index] != FORWARD:
+    for e, apart in splits:
+        if phase[e.index] != FORWARD:
             continue
-        whole, part = program.shapes[operand], program.shapes[e.outs[0]]
-        apart = {
-            c
-            for c, a, b in zip(layout.dims.of(operand), whole, part, strict=True)
-            if a != b and layout.tensor.get(c)
-        }
-        if apart and _joined_again(layout, e, phase):
+        if _joined_again(layout, e, phase):
             joined |= apart
-        elif apart:
+        else:
             separate |= apart
             parts += e.outs
     weights = [i for i in layout.roles.stored if layout.roles.of[i] == PARAMS]
@@ -211,9 +208,19 @@ def _say_split(layout: Layout, axes: Axes) -> None:
     if rotated := named(joined - separate):
         message = (
             f"What a weight of {rotated} gives is divided over {over} within what is split and put together again, "
-            f"such as halves of heads that positions rotate: activations move."
+            "such as halves of heads that positions rotate: activations move."
         )
         layout.findings.append(Finding("split-and-joined", "info", message))
+
+
+def _split_along(layout: Layout, e: Equation) -> set[int]:
+    """Return the classes of divided dimensions along which `e` takes an activation apart."""
+    operand = e.ins[0] if e.name in ("split", "slice") else None
+    if operand is None or not layout.batchy(operand):
+        return set()
+    whole, part = layout.program.shapes[operand], layout.program.shapes[e.outs[0]]
+    classes = layout.dims.of(operand)
+    return {c for c, a, b in zip(classes, whole, part, strict=True) if a != b and layout.tensor.get(c)}
 
 
 def _joined_again(layout: Layout, split: Equation, phase: Mapping[int, str]) -> bool:

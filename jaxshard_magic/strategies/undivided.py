@@ -16,6 +16,7 @@ from ..program.xla_faults import (
 )
 from ..units import byte_text
 from .layout import Axes, Layout, Spec
+from .reductions import summed_over
 
 _TOLD = 3  # lines of one fault that a finding names
 
@@ -136,9 +137,8 @@ def summed_before(layout: Layout, e: Equation) -> bool:
     c = e.contraction
     if c is None or not c.batch or layout.batchy(out := e.outs[0]):
         return False
-    left, right = (layout.at(e, v) for v in e.ins[:2])
-    summed = {a for i, j in c.contracted for a in left[i] if a in right[j] and layout.mesh.shape[a] > 1}
-    rest = layout.at_rest(out)
+    left, rest = layout.at(e, e.ins[0]), layout.at_rest(out)
+    summed = {a for axes in summed_over(layout, e) for a in axes if layout.mesh.shape[a] > 1}
     divided = ({*rest[o]} & summed for i, _, o in c.batch if layout.count(left[i]) > 1)
     return len(summed) > 1 and any(further and further != summed for further in divided)
 

@@ -23,7 +23,7 @@ import numpy as np
 import jaxshard_magic
 from jaxshard_magic.strategies import fsdp
 
-from .programs import Program, Type, made
+from .programs import SMALL_WEIGHT, Program, Type, made
 
 MESHES = {
     "dp": "data=8",
@@ -42,8 +42,6 @@ ROUNDING, NARROW_ROUNDING = 2.0**-22, 2.0**-8
 UNSTABLE = 0.1  # of the tolerance: what a rounding of the inputs may do to the plain step's numbers
 
 _NAMED = re.compile(r'--spec "([^"=]+)=([^"]+)"')  # in a refusal, the option that would help
-
-SMALL_WEIGHT = 16  # elements; random programs have none that `fsdp` would divide by itself
 
 Numbers = dict[str, np.ndarray]
 

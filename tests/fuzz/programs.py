@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 LEARNING_RATE = 0.1
+SMALL_WEIGHT = 16  # elements: `fsdp` divides the weights of random programs from here on
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Program:
             f"batch = {{{batch}}}\n{again}"
             "import jaxshard_magic\n"
             "from jaxshard_magic.strategies import fsdp\n"
-            "fsdp.SMALL = 16  # divide small weights, too\n"
+            f"fsdp.SMALL = {SMALL_WEIGHT}  # divide small weights, too\n"
             "plain = jax.jit(train_step)\n"
             f'sharded = jaxshard_magic.shard(train_step, "{strategy}", mesh="{mesh}"{pad}{given})\n'
             f"mine, theirs = state, state\n"
