@@ -204,18 +204,25 @@ def test_groups_beside_a_mesh_axis_that_divides_none_of_them_train_alike():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "spec"), [("data=4 rest=2", "P(None, 'data')"), ("data=2 rest=4", "P('rest', 'data')")]
+    ("strategy", "mesh", "spec", "window", "stride"),
+    [
+        ("dp", "data=4 rest=2", "P(None, 'data')", 1, 1),
+        ("dp", "data=2 rest=4", "P('rest', 'data')", 1, 1),
+        ("dp+sp", "data=4 seq=2", "P('data', 'seq')", 2, 2),
+        ("dp+sp", "data=4 seq=2", "P('data', 'seq')", 3, 1),
+        ("sp", "seq=2 rest=4", "P(None, 'seq')", 2, 2),
+    ],
 )
-def test_groups_whose_window_lies_along_the_examples_train_alike(mesh, spec):
-    """Their gradient is added up over examples that several devices have alike."""
+def test_groups_whose_window_lies_along_a_divided_dimension_train_alike(strategy, mesh, spec, window, stride):
+    """Their gradient is added up over examples or positions of which several devices have the same."""
 
     def step(p, x):
         def loss(p):
             made = jax.lax.conv_general_dilated(
                 jnp.tanh(x @ p["into"]),
                 p["kernel"],
-                (1,),
-                "VALID",
+                (stride,),
+                "SAME",
                 dimension_numbers=("NHC", "HIO", "NHC"),
                 feature_group_count=2,
             )
@@ -225,7 +232,10 @@ def test_groups_whose_window_lies_along_the_examples_train_alike(mesh, spec):
         return jax.tree.map(lambda p, g: p - g, p, gradients), value
 
     keys = jax.random.split(jax.random.key(0), 3)
-    params = {"into": jax.random.normal(keys[0], (8, 8)), "kernel": jax.random.normal(keys[1], (1, 4, 4))}
+    params = {
+        "into": jax.random.normal(keys[0], (8, 8)),
+        "kernel": jax.random.normal(keys[1], (window, 4, 4)),
+    }
     x = jax.random.normal(keys[2], (8, 8, 8))
-    got = jaxshard_magic.shard(step, "dp", mesh=mesh, specs={"x": spec})(params, x)
+    got = jaxshard_magic.shard(step, strategy, mesh=mesh, specs={"x": spec})(params, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, step(params, x))

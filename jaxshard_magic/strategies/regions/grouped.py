@@ -66,8 +66,9 @@ def _others(axes: Axes, taken: Iterable[str]) -> Axes:
 
 def grouped(context: Context) -> Grouped:
     """The convolutions of which an operand, or the result, has its groups divided, and those that add up over divided
-    examples, or places under a window, which several devices have alike: XLA's partitioner (seen with jaxlib 0.10) gets
-    the gradient of a kernel wrong where a mesh axis divides nothing of it."""
+    examples, or places under a window, of which several devices have the same of an operand: XLA's partitioner (seen
+    with jaxlib 0.10 and 0.12) gets the gradient of a kernel wrong where a mesh axis divides nothing that is added up
+    of the image, or of the gradient of the result."""
     layout = context.layout
 
     def divided(e: Equation) -> bool:
@@ -81,9 +82,9 @@ def grouped(context: Context) -> Grouped:
         ends: list[Value | None] = [*e.ins, *e.outs]
         if any(layout.used(v)[d : d + 1] not in ([], [()]) for v, d in zip(ends, c.grouped, strict=True)):
             return True
-        image, _, out = (layout.used(v) for v in ends)
-        along = [a for a, _ in c.contracted] + [i for i, _, k in c.windowed if not out[k]]
-        summed = {axis for d in along for axis in image[d]}
-        return bool(summed) and layout.count(tuple(summed)) < layout.mesh.size
+        image, window, out = (layout.used(v) for v in ends)
+        along = [*c.contracted, *((i, w) for i, w, k in c.windowed if not out[k])]
+        summed = {axis for d, _ in along for axis in image[d]}, {axis for _, d in along for axis in window[d]}
+        return any(summed) and min(layout.count(tuple(axes)) for axes in summed) < layout.mesh.size
 
     return Grouped({e.index for e in layout.program.equations if divided(e)}, layout)
