@@ -117,13 +117,6 @@ def test_a_plan_for_a_slice_says_that_nothing_is_compiled():
     assert "compiled, not run" not in text
 
 
-def test_a_pipeline_refuses_a_plan_in_one_line():
-    step = jaxshard_magic.shard(train_step, "pp", mesh="cpu:8 stage=2 data=4")
-    with pytest.raises(ShardError, match=r"a pipeline, .*prepare\(\.\.\.\)") as told:
-        step.plan(*shapes())
-    assert "\n" not in str(told.value)
-
-
 def test_what_cannot_be_planned_is_refused_as_by_a_call():
     with pytest.raises(ShardError, match="do not divide by data=8"):
         sharded("dp").plan(arguments()[0], np.ones((31, 64), np.float32))

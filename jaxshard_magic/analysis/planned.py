@@ -50,7 +50,7 @@ def plan_alone(
     if isinstance(run, Hold):
         peak = _peak(entry, run)
         held = with_temporaries(held, lambda arrays: max(peak - arrays, 0))
-        sent = merge(_caused(entry, run, leaves, text))
+        sent = merge(caused_by_plan(entry, run, leaves, text))
     known = (
         "Arrays at rest are exact, and no more is known"
         if sent is None
@@ -120,10 +120,11 @@ def _sent_by_kind(collectives: Sequence[Collective]) -> Counter[str]:
     return sent
 
 
-def _caused(
+def caused_by_plan(
     entry: "Entry", hold: Hold, leaves: Sequence[Leaf], text: SourceText
 ) -> Iterator[tuple[Sent, Cause]]:
-    """Yield the collectives of a plan, each with the user's line and the array that it is for."""
+    """Yield the collectives of a plan as `hold` emits it, each with the user's line and the array that it is for.
+    `leaves`: all flat inputs of the step, by position; `text`: the user's files."""
     program, flow = hold.program, hold.layout.flow
     phase_of, home = phases(program, flow), [entry.home] if entry.home else []
     for sent in traffic(hold):

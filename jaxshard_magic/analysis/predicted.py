@@ -110,7 +110,7 @@ def _inside_stages(
     line and phase, on one device of each, as often as a step runs them. None is sent as one with another program's."""
     runs = runs_of(pipeline)
     for key, one in said.items():
-        moves = one.moves or ()
+        moves = one.in_text
         rows = [row for each in moves for row in merge([each])]
         for (move, cause), takes in zip(
             moves, on_links(rows, chip, wires, entry.plan.batch_axes), strict=True

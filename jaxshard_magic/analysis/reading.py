@@ -25,8 +25,9 @@ from .overlap import Schedule, scheduled
 from .planned import plan_alone
 from .sources import SourceText
 from .staged import Staged, staged, staged_leaves
-from .staged_memory import staged_memory
+from .staged_memory import compiled_bytes, staged_memory
 from .staged_moves import said_by, staged_collectives
+from .staged_plan import bytes_by_plan, said_by_plan
 from .texts import Texts, inputs_of, texts_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """What the compiled program says, whether it ran or not. Files have the names that Python knows them by."""
+    """What the compiled program says, or the plan where there is none; files by the names that Python knows."""
 
     mesh: MeshInfo
     leaves: tuple[Leaf, ...]
@@ -107,11 +108,14 @@ def _read_program(entry: "Entry", texts: Texts, stats_of: Callable[[], Any]) -> 
 def _read_stages(entry: "Entry", pipeline: Pipeline, texts: Texts) -> Reading:
     plan, sources = entry.plan, SourceText()
     placed = staged_leaves(pipeline, plan.leaves)
-    said = said_by(pipeline, placed, texts, sources)
+    if entry.compile_s is None:
+        said, own, source = said_by_plan(entry, pipeline, placed, sources), bytes_by_plan(pipeline), "planned"
+    else:
+        said, own, source = said_by(pipeline, placed, texts, sources), compiled_bytes(pipeline), "compiled"
     return Reading(
         info_of(plan.mesh),
         placed,
-        staged_memory(pipeline, placed),
+        staged_memory(pipeline, placed, own, source),
         staged_collectives(pipeline, said),
         (),
         None,

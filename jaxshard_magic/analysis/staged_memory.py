@@ -1,12 +1,12 @@
 """What each rank of a pipeline holds: its arrays, the activations of microbatches on their way, and its programs'."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
 
 from ..pipeline.executed import Pipeline
-from ..pipeline.jobs import Made
+from ..pipeline.jobs import Key, Made
 from ..pipeline.leaves import Leaf as Place
 from ..pipeline.loss_stages import LossStages
 from ..pipeline.stage_jobs import StageJobs
@@ -19,22 +19,25 @@ from .memory import by_role, device_limit, device_memory
 from .roofline import known
 
 
-def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
+def staged_memory(
+    pipeline: Pipeline, leaves: Sequence[Leaf], own: Mapping[Key, int | None], source: str = "compiled"
+) -> Memory:
     """Bytes on each device at its peak: the step's own arrays there and, as temporaries, the larger of what the actions
     hold (activations, sums of gradients, the batch in microbatches, a program's own) and of what the update makes.
 
-    Temporaries and peak are None on a rank that has a program of which the compiler does not tell.
+    `own`: the bytes of each program on one device, beside its arguments. Temporaries and peak are None on a rank that
+    has a program for which that is None, as where the compiler does not tell.
     """
     rows: dict[int, DeviceMemory] = {}
     for rank, mesh in enumerate(pipeline.ranks.each):
         arrays = by_role(_arrays(pipeline, leaves, rank))
         temporaries = None
-        acting = (_while_acting(pipeline, rank, loss) for loss in pipeline.split.losses)
-        if (peaks := known([*acting, _while_updating(pipeline, rank)])) is not None:
+        acting = (_while_acting(pipeline, rank, loss, own) for loss in pipeline.split.losses)
+        if (peaks := known([*acting, _while_updating(pipeline, rank, own)])) is not None:
             temporaries = max(peaks)
         for device in mesh.devices.flat:
             rows[device.id] = device_memory(device.id, arrays, temporaries, device_limit(device))
-    return Memory(tuple(rows[d.id] for d in pipeline.ranks.mesh.devices.flat), "compiled")
+    return Memory(tuple(rows[d.id] for d in pipeline.ranks.mesh.devices.flat), source)
 
 
 def _arrays(pipeline: Pipeline, leaves: Sequence[Leaf], rank: int) -> Iterator[tuple[str, int]]:
@@ -86,17 +89,22 @@ def _bytes(stage: StageJobs, values: Iterable[Value]) -> int:
     return sum(shard_bytes(avals[v], stage.sharding(v)) for v in values)
 
 
-def _while_acting(pipeline: Pipeline, rank: int, loss: LossStages) -> int | None:
+def _while_acting(
+    pipeline: Pipeline, rank: int, loss: LossStages, own: Mapping[Key, int | None]
+) -> int | None:
     """Bytes beside the step's own arrays while a rank runs the actions of a loss."""
     stages = [pipeline.stages[s] for s in loss.stages_of[rank]]
     sums = sum(shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.sums_at, strict=True))
     batch = sum(shard_bytes(a, at) for s in stages for a, at in s.stacked)
-    programs = _programs(pipeline, rank, lambda kind, s: kind in KINDS and s in loss.stages)
-    own = known(_own_bytes(program, pipeline) for program in programs)
-    if own is None:
+    programs = known(
+        size
+        for (kind, s), size in own.items()
+        if kind in KINDS and s in loss.stages and pipeline.rank_of((kind, s)) == rank
+    )
+    if programs is None:
         return None
     held = most_held(pipeline, rank, loss) + _made_before(pipeline, rank, loss)
-    return sums + batch + held + max(own, default=0)
+    return sums + batch + held + max(programs, default=0)
 
 
 def _made_before(pipeline: Pipeline, rank: int, loss: LossStages) -> int:
@@ -111,22 +119,20 @@ def _made_before(pipeline: Pipeline, rank: int, loss: LossStages) -> int:
     return sum(shard_bytes(avals[v], homes.sharding(v, rank)) for v in made)
 
 
-def _while_updating(pipeline: Pipeline, rank: int) -> int | None:
+def _while_updating(pipeline: Pipeline, rank: int, own: Mapping[Key, int | None]) -> int | None:
     """The gradients, twice where their sums are of another type, and what the programs of the update make."""
-    programs = _programs(pipeline, rank, lambda kind, _: kind != "prepare" and kind not in KINDS)
-    own = known(_own_bytes(program, pipeline) for program in programs)
-    return None if own is None else sum(own)
+    keys = (key for key in own if key[0] != "prepare" and key[0] not in KINDS)
+    programs = known(own[key] for key in keys if pipeline.rank_of(key) == rank)
+    return None if programs is None else sum(programs)
 
 
-def _programs(pipeline: Pipeline, rank: int, chosen: Callable[[str, int], bool]) -> Iterator[Made]:
-    """Those of a rank that are chosen by kind and number."""
-    for key, program in pipeline.programs.items():
-        if pipeline.rank_of(key) == rank and chosen(*key):
-            yield program
+def compiled_bytes(pipeline: Pipeline) -> dict[Key, int | None]:
+    """Return the bytes of each compiled program on one device, beside its arguments; None where the compiler does not
+    tell."""
+    return {key: _own_bytes(program, pipeline) for key, program in pipeline.programs.items()}
 
 
 def _own_bytes(program: Made, pipeline: Pipeline) -> int | None:
-    """Bytes of a program beside its arguments; None where the compiler does not tell."""
     stats = program.compiled.memory_analysis()
     if stats is None:
         return None

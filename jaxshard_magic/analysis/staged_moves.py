@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key
+from ..plan import Sent
 from ..program.ir import Equation, Value
 from ..report import Collective, Leaf
 from ..schedule.actions import KINDS
@@ -24,11 +25,16 @@ _BLANK = Leaf("a parameter", "params", (), "", (), 0, 0, "")
 
 @dataclass(frozen=True)
 class Said:
-    """What one program's text says: what moves when it runs once, None where the compiler gives no text; and the lines
-    that call Python."""
+    """What one program's text says, or its plan: what moves when it runs once, None where the compiler gives no text;
+    and the lines that call Python."""
 
-    moves: tuple[tuple[Move, Cause], ...] | None
+    moves: tuple[tuple[Move | Sent, Cause], ...] | None
     calls: tuple[str | None, ...] = ()
+
+    @property
+    def in_text(self) -> list[tuple[Move, Cause]]:
+        """What moves by the text of the compiled program; nothing of a plan."""
+        return [(move, cause) for move, cause in self.moves or () if isinstance(move, Move)]
 
 
 def said_by(pipeline: Pipeline, leaves: Sequence[Leaf], texts: Texts, text: SourceText) -> dict[Key, Said]:
@@ -53,7 +59,7 @@ def said_by(pipeline: Pipeline, leaves: Sequence[Leaf], texts: Texts, text: Sour
         for key in keys:
             own = lines.of(key, origins)
             here = [(move, own(origin)) for move, origin in from_text]
-            named = _named(pipeline, key, leaves)
+            named = leaves_of(pipeline, key, leaves)
             found[key] = Said(caused(module, here, named, text), host_calls(module, origins, own))
     return {key: found[key] for key in pipeline.programs}
 
@@ -67,7 +73,7 @@ def instructions_of(
         if program is not None:
             module, origins = program
             own = lines.else_of_call(key, origins)
-            found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
+            found[key] = module.name, Instructions(module, origins, said[key].in_text, own)
     return found
 
 
@@ -87,8 +93,8 @@ def _parsed(pipeline: Pipeline, texts: Texts) -> dict[Key, Parsed | None]:
     return {key: texts.of(made.compiled, _places(pipeline, key)) for key, made in pipeline.programs.items()}
 
 
-def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
-    """The leaves that a program's text may name."""
+def leaves_of(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    """Return the leaves that a program's labels may name, in the order of their numbers there."""
     split, (kind, number) = pipeline.split, key
     values: Sequence[Value] = ()
     if kind == "settle":
@@ -199,7 +205,7 @@ def staged_collectives(pipeline: Pipeline, said: Mapping[Key, Said]) -> tuple[Co
     """What moves in a step: how often in all stages together, and what a device sends, the mean over the stages, so
     that rows add up. None where a program does not say."""
     runs, ranks = runs_of(pipeline), len(pipeline.ranks)
-    every: list[tuple[Move, Cause]] = []
+    every: list[tuple[Move | Sent, Cause]] = []
     for key, one in said.items():
         if one.moves is None:
             return None

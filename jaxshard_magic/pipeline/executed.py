@@ -61,7 +61,7 @@ class Pipeline:
         self.leaves = [Leaf(i, self.homes, self.wants) for i in range(len(split.leaves))]
         self.outputs = [Output(o, self.homes) for o in range(len(split.outputs))]
         self._taken = self._may_take(donated)
-        self._groups = [
+        self.groups = [
             group_job(split.around.program, g, self.homes, self._taken) for g in split.placed.groups
         ]
         self._lock = threading.RLock()
@@ -171,7 +171,7 @@ class Pipeline:
         for number, (prepared, settled) in enumerate(zip(self._prepared, self.settled, strict=True)):
             jobs["prepare", number] = prepared.job
             jobs["settle", number] = settled.job
-        for g, (job, _, _) in enumerate(self._groups):
+        for g, (job, _, _) in enumerate(self.groups):
             jobs["group", g] = job
         for loss in split.losses:
             jobs["finish", loss.number] = self._finish(loss)
@@ -209,7 +209,7 @@ class Pipeline:
         groups = []
         for g, group in enumerate(split.placed.groups):
             if group.place == rank:
-                _, kept, given = self._groups[g]
+                _, kept, given = self.groups[g]
                 send = sending(rank, group.wanted, wants, homes)
                 groups.append((group, made["group", g].call, kept, given, send))
         return RankPlan(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
 from ..program.callbacks import Callbacks
-from ..program.compiling import compile_lowered, compilers, jit
+from ..program.compiling import awaited, compile_lowered, compilers, jit
 from ..program.lines import lines_kept
 from ..program.memory_kinds import lowered_as
 from ..program.strict import quick_call
@@ -98,7 +98,7 @@ def make(jobs: Mapping[Key, Job], *, calls_host: bool = False) -> dict[Key, Made
                 programs[key] = pool.submit(_after, first[like], lowered, job.mesh)
             else:
                 programs[key] = first[like] = pool.submit(compile_lowered, lowered)
-        compiled = {key: each.result() for key, each in programs.items()}
+        compiled = {key: awaited(each) for key, each in programs.items()}
     made = {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
     for key, each in callbacks.items():
         if each.any and (call := made[key].call) is not None:

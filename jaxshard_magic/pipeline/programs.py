@@ -234,6 +234,11 @@ class Runner:
             named = gradient_labels(program.whole, layout.flow, of)
             self._emitter = _Held(layout, named, handed_on=kept, waiting=list(of))
 
+    @property
+    def hold(self) -> Hold | None:
+        """What holds the program to its layout; None where it runs as it is."""
+        return self._emitter if isinstance(self._emitter, _Held) else None
+
     def parts_spec(self, k: int) -> Spec | None:
         """Where the gradient of parameter k lies in parts, one for each shard of the examples, along a dimension before
         its own; None where it comes summed."""

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..gradients.accumulate import summed_in
 from ..program.ir import Value
+from ..strategies.hold import Hold
 from ..strategies.layout import Layout, partition_spec
 from .homes import Homes, spec_of
 from .jobs import Job, shape_of
@@ -108,6 +109,12 @@ class StageJobs:
         self.stacked = [(a, self.others[k]) for k, a in enumerate(others) if k in stacked]
         self._args = _NUMBER, avals[: s.parameters], others
         self._ins = self._at(), self.parameters, self.others
+
+    @property
+    def hold(self) -> Hold | None:
+        """What holds the program of the stage, or of the first one that is alike, to its layout; None where a rank is
+        one device."""
+        return self._functions.runner.hold
 
     def _sum_of(self, k: int, aval: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """In what the gradients of parameter k are added up."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,12 +31,16 @@ def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
 
 
 def compile_apart(lowered: Lowered) -> Compiled:
-    """As `compile_lowered`, in a thread for it alone; this one does meanwhile what `meanwhile` has for it."""
+    """As `compile_lowered`, in a thread for it alone."""
     with compilers(1) as pool:
-        compiled = pool.submit(compile_lowered, lowered)
-        while not wait([compiled], TICK_S).done:
-            tick()
-        return compiled.result()
+        return awaited(pool.submit(compile_lowered, lowered))
+
+
+def awaited(compiled: Future[Compiled]) -> Compiled:
+    """The program that another thread compiles; this one does meanwhile what `meanwhile` has for it."""
+    while not wait([compiled], TICK_S).done:
+        tick()
+    return compiled.result()
 
 
 def compile_lowered(lowered: Lowered) -> Compiled:

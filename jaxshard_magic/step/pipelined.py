@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from ..compiler_log import captured
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
+from ..meanwhile import while_compiling
 from ..pipeline.around import flat, gradient_calls
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
@@ -36,6 +37,7 @@ from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from ..temporary import within
+from . import building
 from .attention import Way, with_attention
 from .building import as_equinox_raises, file_of
 from .donation import to_donate
@@ -165,15 +167,82 @@ def build_pipelined(
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
     traces: Traces | None = None,
+    early: Callable[[Entry], None] | None = None,
 ) -> PipedEntry:
-    """Split and compile one kind of call. `beside()` is a context for while its programs compile; `traces`, and what is
-    raised, as `split_call` has them.
+    """Split and compile one kind of call. `beside()` is a context for while its programs compile; `early` is given what
+    is planned once the compiler has taken `EARLY_S` seconds; `traces`, and what is raised, as `split_call` has them.
     """
     assert request.pipeline is not None
     with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
         call = split_call(peeled, request, say, traces)
     with own_mesh(None):  # each rank's programs are for its own devices
-        return _compiled(peeled, request, call, say, compile_limit, beside)
+        return _compiled(peeled, request, call, say, compile_limit, beside, early)
+
+
+@within(own_moves)
+@within(retracing)
+def plan_pipelined(
+    peeled: Peeled, request: Request, *, say: Callable[[str], None], traces: Traces | None = None
+) -> PipedEntry:
+    """Return the entry of a call that is split into stages, none of which is compiled: for a report. It is never
+    called. Raises as `split_call`."""
+    assert request.pipeline is not None
+    with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
+        call = split_call(peeled, request, say, traces)
+    with own_mesh(None):
+        donated = to_donate(peeled, call.traced, call.plan, request.donate)
+        n = len(call.traced.consts)
+        entry = _entry(peeled, request, call, call.pipeline(taken=[n + i for i in donated]), donated)
+    if request.pipeline.balance != "measured":
+        return entry
+    message = "Stages are balanced by their FLOPs here: --balance measured needs a run of them."
+    findings = (*entry.plan.findings, Finding("balanced-by-flops", "info", message))
+    return replace(entry, plan=replace(entry.plan, findings=findings))
+
+
+def _entry(
+    peeled: Peeled,
+    request: Request,
+    call: SplitCall,
+    pipeline: Pipeline,
+    donated: tuple[int, ...],
+    compiled: "_Compiled | None" = None,
+    planned: PipedEntry | None = None,
+) -> PipedEntry:
+    """The entry of a pipeline. `compiled`: None for its plan alone; `planned`: the entry of that, where it was told."""
+    constants = list(call.traced.consts)
+    shardings = [leaf.sharding for leaf in pipeline.leaves]
+    n = len(constants)
+    run = None if compiled is None else compiled.call
+    return PipedEntry(
+        traced=call.traced,
+        plan=replace(call.plan, mesh=request.mesh, shares=None),  # those of a whole model on one rank
+        compiled=pipeline,
+        result=call.result,
+        tree=peeled.tree,
+        call=run,
+        whole=False,
+        consts=[] if run is None else put(constants, shardings[:n]),
+        shardings=shardings[n:],
+        donated=donated,
+        trace_s=call.trace_s,
+        compile_s=None if compiled is None else compiled.seconds,
+        reads=(True,) * len(shardings),
+        home=file_of(peeled),
+        complaints=() if compiled is None else compiled.complaints,
+        call_of=peeled.as_shapes(),
+        rewritten=call.rewritten,
+        planned=planned,
+    )
+
+
+class _Compiled(NamedTuple):
+    """What compiling a pipeline gave: the function, None where its devices are not attached; seconds that it took; and
+    what the compiler wrote in its log."""
+
+    call: Callable[..., Any] | None
+    seconds: float
+    complaints: tuple[str, ...]
 
 
 def _compiled(
@@ -183,12 +252,12 @@ def _compiled(
     say: Callable[[str], None],
     compile_limit: float,
     beside: Callable[[], AbstractContextManager[None]],
+    early: Callable[[Entry], None] | None,
 ) -> PipedEntry:
     options, target = request.pipeline, target_of(request.mesh)
     assert options is not None
     donated = to_donate(peeled, call.traced, call.plan, request.donate)
-    constants = list(call.traced.consts)
-    n = len(constants)
+    n = len(call.traced.consts)
     taken = [n + i for i in donated]
     pipeline = call.pipeline(taken=taken)
     calls_host = target is None and may_raise(call.traced.closed)
@@ -203,39 +272,30 @@ def _compiled(
     say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
-    if target is None:
-        with beside(), captured() as log:
-            pipeline.compile(calls_host=calls_host)
-        complaints += log.messages
-    else:
-        with beside(), canonical():
-            pipeline.compile_elsewhere(
-                _compiler(target, compile_limit, complaints),
-                lambda done: say(f"compiling for {target.name}: {done}"),
-            )
-    shardings = [leaf.sharding for leaf in pipeline.leaves]
+    planned: list[PipedEntry] = []
+
+    def tell() -> None:
+        if early is not None:
+            planned.append(_entry(peeled, request, call, pipeline, donated))
+            early(planned[0])
+
+    with while_compiling(tell, building.EARLY_S):
+        if target is None:
+            with beside(), captured() as log:
+                pipeline.compile(calls_host=calls_host)
+            complaints += log.messages
+        else:
+            with beside(), canonical():
+                pipeline.compile_elsewhere(
+                    _compiler(target, compile_limit, complaints),
+                    lambda done: say(f"compiling for {target.name}: {done}"),
+                )
     run = _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None
     if run is not None and calls_host:
         run = as_equinox_raises(peeled, run)
-    return PipedEntry(
-        call.traced,
-        replace(call.plan, mesh=request.mesh, shares=None),  # those of a whole model on one rank
-        pipeline,
-        call.result,
-        peeled.tree,
-        run,
-        False,
-        put(constants, shardings[:n]) if target is None else [],
-        shardings[n:],
-        donated,
-        call.trace_s,
-        time.perf_counter() - start,
-        (True,) * len(shardings),
-        file_of(peeled),
-        tuple(dict.fromkeys(complaints)),
-        peeled.as_shapes(),
-        call.rewritten,
-    )
+    seconds = time.perf_counter() - start
+    compiled = _Compiled(run, seconds, tuple(dict.fromkeys(complaints)))
+    return _entry(peeled, request, call, pipeline, donated, compiled, planned[0] if planned else None)
 
 
 def _whole(split: Split) -> Iterator[Finding]:

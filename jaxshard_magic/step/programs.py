@@ -241,7 +241,7 @@ class Programs:
             if request.pipeline is not None:
                 from .pipelined import build_pipelined
 
-                return build_pipelined(peeled, request, **how)
+                return build_pipelined(peeled, request, early=early, **how)
             return build_entry(peeled, request, plan_stands=plan_stands, early=early, **how)
 
     def say(self, doing: str) -> None:

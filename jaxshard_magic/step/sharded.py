@@ -280,7 +280,8 @@ class ShardedStep(CalledAgain, Copied):
 
         It has the layout, memory, communication with the lines that cause it, and on a chip whose figures are known a
         step's time, all of them the plan's. Costs a trace and a plan, and another plan for each hint that is checked.
-        Raises `ShardError` for what can't be planned, and for pipelines, whose stages are programs of their own.
+        Of a pipeline, which is split into its stages for it, memory is estimated program by program, and sums of a few
+        numbers are left out. Raises `ShardError` for what can't be planned.
 
         >>> import jax, jaxshard_magic
         >>> import jax.numpy as jnp
@@ -291,12 +292,11 @@ class ShardedStep(CalledAgain, Copied):
         """
         from ..analysis.summary import summarize
 
-        if self.request.pipeline is not None:
-            raise ShardError(
-                f"{self.name} is a pipeline, of which plan() tells nothing: prepare(...) compiles its stages and "
-                "report() tells of them; choose(..., plan_only=True) compares pipelines by their plans"
-            )
         call = self._peeled(args, kwargs)
+        if self.request.pipeline is not None:
+            from .pipelined import plan_pipelined
+
+            return summarize(self, plan_pipelined(call, self.request, say=self.say, traces=self.traces))
         return summarize(self, plan_entry(call, self.request, self.planned_for(call)))
 
     def checkpoint(

@@ -5,8 +5,8 @@ reads it, and keeps what products, lookups, sums and loops make until their last
 again, and worse by another order.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass, replace
 
 from ..program.ir import Equation, Scope, Value
 from ..program.primitives import scan_counts
@@ -32,6 +32,20 @@ def footprint(hold: Hold, donated: Collection[int] = ()) -> Footprint:
     return _Estimate(hold).whole(donated)
 
 
+def footprint_of_part(
+    hold: Hold, equations: Container[int], known: Collection[Value], results: Collection[Value]
+) -> int:
+    """The bytes on one device that a part of a step takes beside its arguments, as a program of its own.
+
+    Args:
+        hold: the whole step.
+        equations: those of the top level that the part runs, by index.
+        known: values that are given to it, beside inputs of the step.
+        results: values that it hands on.
+    """
+    return _Estimate(hold).part(equations, known, results)
+
+
 class _Estimate:
     def __init__(self, hold: Hold):
         self._hold, self._layout, self._program = hold, hold.layout, hold.program
@@ -44,14 +58,21 @@ class _Estimate:
         outs = {v for v in program.outputs if v is not None} - {*program.inputs}
         given = sum(self._bytes(program.inputs[i]) for i in donated)
         added = max(0, sum(map(self._bytes, outs)) - given)
-        gathered = 2 * self._largest_gathered()  # one in use, the next on its way
+        gathered = 2 * self._largest_gathered(program.equations)  # one in use, the next on its way
         between = self._peak(program.top, outs) + gathered
         return Footprint(sum(map(self._bytes, program.inputs)) + added, max(0, between - added))
 
-    def _largest_gathered(self) -> int:
+    def part(self, equations: Container[int], known: Collection[Value], results: Collection[Value]) -> int:
+        top = self._program.top
+        chosen = replace(top, equations=[e for e in top.equations if e.index in equations])
+        outs = {*results} - {*known, *self._program.inputs}
+        between = self._peak(chosen, outs) + 2 * self._largest_gathered(chosen.walk())
+        return sum(map(self._bytes, outs)) + between
+
+    def _largest_gathered(self, equations: Iterable[Equation]) -> int:
         """Bytes of the largest weight as it lies where it is used, of those that are gathered for that."""
         layout, most = self._layout, 0
-        for e in self._program.equations:
+        for e in equations:
             if not e.doors and layout.storage.batchy_equation(e):
                 for v in e.ins:
                     if v is not None and not layout.batchy(v) and self._hold.gathers(v):

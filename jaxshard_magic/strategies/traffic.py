@@ -7,7 +7,7 @@ and now and then a little more: scalars, what the compiler lays out anew.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Container, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -28,10 +28,13 @@ from .stepwise import gathers_sent
 from .undivided import summed_before
 
 
-def traffic(hold: Hold) -> tuple[Sent, ...]:
+def traffic(hold: Hold, equations: Container[int] | None = None) -> tuple[Sent, ...]:
     """The collectives of one step, in the order of the program; those of loops with all their trips. Along axes of one
-    device nothing is sent."""
-    sent, alone = tuple(_Traffic(hold).all()), {axis for axis, n in hold.layout.mesh.shape.items() if n == 1}
+    device nothing is sent. `equations`: those of the top level, by index, that are a program of their own, whose
+    collectives are wanted; None for all of the step."""
+    found = _Traffic(hold)
+    sent = tuple(found.all() if equations is None else found.part(equations))
+    alone = {axis for axis, n in hold.layout.mesh.shape.items() if n == 1}
     if not alone:
         return sent
     return tuple(
@@ -67,6 +70,12 @@ class _Traffic:
         yield from self._inside(self._program.top, _Body(False), {})
         for region in self._hold.regions:
             yield from region.sent_leaving()
+
+    def part(self, equations: Container[int]) -> Iterator[Sent]:
+        """The collectives of some equations of the top level, which gather their own weights."""
+        top = self._program.top
+        chosen = [e for e in top.equations if e.index in equations]
+        yield from self._inside(replace(top, equations=chosen), _Body(False), {})
 
     def _inside(self, scope: Scope, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """`same`: what a value inside is outside of the bodies that are run in place."""

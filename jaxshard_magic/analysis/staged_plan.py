@@ -1,0 +1,173 @@
+"""What the programs of a pipeline would send and hold, by its plan: nothing of them is compiled."""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from ..gradients.accumulate import summed_in
+from ..pipeline.executed import Pipeline
+from ..pipeline.jobs import Key
+from ..pipeline.programs import Share, StageProgram
+from ..plan import Sent
+from ..program.flow import Flow, needed
+from ..program.ir import Program, Value
+from ..program.labels import GRADIENT, label_of, weight_label
+from ..program.phases import BACKWARD, UPDATE, phases
+from ..program.sizes import array_bytes
+from ..report import Leaf
+from ..schedule.actions import KINDS
+from ..strategies.footprint import footprint_of_part
+from ..strategies.hold import Hold
+from ..strategies.traffic import traffic
+from .collectives import Cause
+from .frames import called
+from .origin import called_at, place_of
+from .planned import caused_by_plan
+from .sources import SourceText
+from .staged_memory import shard_bytes
+from .staged_moves import Said, leaves_of
+from .texts import home_of
+
+if TYPE_CHECKING:
+    from ..step import Entry
+
+UPDATES = "update", 0  # stands for the programs of the update, of which the plan of the whole step tells
+
+
+def said_by_plan(
+    entry: "Entry", pipeline: Pipeline, leaves: Sequence[Leaf], text: SourceText
+) -> dict[Key, Said]:
+    """Return the collectives of each program of a pipeline, with the lines that cause them, and those of the update as
+    one.
+
+    Programs that make the loss of a batch from those of its microbatches are left out: they send a few numbers.
+
+    Args:
+        entry: the step, with the plan of one rank's devices.
+        pipeline: its stages, which need not be compiled.
+        leaves: all flat inputs of the step, by position.
+        text: the user's files, in which lines are looked up.
+    """
+    found: dict[Key, Said] = {}
+    for key in pipeline.jobs():
+        kind, number = key
+        if kind in KINDS:
+            found[key] = Said(tuple(_of_stage(entry, pipeline, key, leaves, text)))
+        elif kind == "settle":
+            found[key] = Said(tuple(_of_sums(entry, pipeline, number, leaves, text)))
+    run = entry.plan.run
+    if isinstance(run, Hold):
+        updates = caused_by_plan(entry, run, leaves, text)
+        found[UPDATES] = Said(tuple((sent, cause) for sent, cause in updates if cause.phase == UPDATE))
+    return found
+
+
+def bytes_by_plan(pipeline: Pipeline) -> dict[Key, int | None]:
+    """Return the bytes on one device that each program takes beside its arguments, as `footprint` estimates them."""
+    return {key: _bytes_of(pipeline, key) for key in pipeline.jobs()}
+
+
+def _bytes_of(pipeline: Pipeline, key: Key) -> int:
+    kind, number = key
+    avals, homes = pipeline.split.around.program.avals, pipeline.homes
+    if kind in KINDS:
+        return _bytes_of_stage(pipeline, kind, number)
+    rank = pipeline.rank_of(key)
+    if kind == "settle":
+        settled = pipeline.settled[number]
+        made, taken = [settled.loss.gradient_of[i] for i in settled.owned], []
+    elif kind == "group":
+        made, taken = pipeline.split.placed.groups[number].wanted, pipeline.groups[number][2]
+    else:
+        made, taken = (
+            [],
+            [],
+        )  # parts of the batch and sums of gradients, which are counted apart; a few numbers
+    size, freed = (sum(shard_bytes(avals[v], homes.sharding(v, rank)) for v in vs) for vs in (made, taken))
+    return max(0, size - freed)
+
+
+def _bytes_of_stage(pipeline: Pipeline, kind: str, s: int) -> int:
+    stage, share = pipeline.stages[s], _share(pipeline.stages[s].program, kind)
+    hold = stage.hold or Hold(pipeline.insides(s).layout(stage.program))
+    results = [v for v in share.wanted if isinstance(v, Value)]
+    beside = 0
+    if kind in "BW":  # gradients, which are added up one by one
+        gradients = {v for v in stage.program.gradients if isinstance(v, Value)}
+        results = [v for v in results if v not in gradients]
+        beside = max(
+            (shard_bytes(stage.program.whole.avals[v], stage.sharding(v)) for v in gradients), default=0
+        )
+    return beside + footprint_of_part(hold, _equations(share), share.known, results)
+
+
+def _share(program: StageProgram, kind: str) -> Share:
+    """The part of a stage's program that an action of a kind runs."""
+    return {
+        "F": lambda: program.forward,
+        "B": lambda: program.backward,
+        "I": lambda: program.input_gradient,
+        "W": lambda: program.weight_gradient,
+    }[kind]()
+
+
+def _equations(share: Share) -> Collection[int]:
+    wanted = {v for v in share.wanted if isinstance(v, Value)} - {*share.known}
+    return needed(share.whole.top, wanted, {*share.known})
+
+
+def _of_stage(
+    entry: "Entry", pipeline: Pipeline, key: Key, leaves: Sequence[Leaf], text: SourceText
+) -> Iterator[tuple[Sent, Cause]]:
+    """Yield the collectives of a program of a stage."""
+    kind, s = key
+    stage = pipeline.stages[s]
+    if stage.hold is None:
+        return
+    whole, named = stage.program.whole, leaves_of(pipeline, key, leaves)
+    flow = Flow(whole)
+    phase_of = phases(whole, flow)
+    for sent in traffic(stage.hold, _equations(_share(stage.program, kind))):
+        if sent.equation is None:
+            yield sent, Cause()
+            continue
+        label = None if sent.value is None else weight_label(whole, flow, sent.value)
+        label = label_of(label or stage.hold.labels.get(sent.equation) or "")
+        yield sent, _cause(entry, whole, sent.equation, phase_of[sent.equation], _named(label, named), text)
+
+
+def _of_sums(
+    entry: "Entry", pipeline: Pipeline, number: int, leaves: Sequence[Leaf], text: SourceText
+) -> Iterator[tuple[Sent, Cause]]:
+    """Yield the sums over devices of the gradients that a rank owns, each once a step."""
+    settled, named = pipeline.settled[number], leaves_of(pipeline, ("settle", number), leaves)
+    for i, s, k in settled.sums:
+        stage = pipeline.stages[s]
+        lies, value = stage.parts[k], stage.program.gradients[k]
+        if lies is None or not isinstance(value, Value):
+            continue
+        whole, axes = stage.program.whole, lies[0]
+        aval = whole.avals[value]
+        shape = stage.sharding(value).shard_shape(aval.shape)
+        size = array_bytes(shape, summed_in(aval.dtype))
+        what = _named((GRADIENT, settled.owned.index(i)), named)
+        cause = _cause(entry, whole, whole.maker[value].index, BACKWARD, what, text)
+        yield Sent("all-reduce", axes, prod(pipeline.ranks.mesh.shape[a] for a in axes), size, 1), cause
+
+
+def _named(label: tuple[str, int] | None, leaves: Sequence[Leaf]) -> str | None:
+    """The path of the parameter that a label names, or of which it names the gradient."""
+    if label is None or label[1] >= len(leaves):
+        return None
+    path = leaves[label[1]].path
+    return f"gradient of {path}" if label[0] == GRADIENT else path
+
+
+def _cause(
+    entry: "Entry", program: Program, equation: int, phase: str, what: str | None, text: SourceText
+) -> Cause:
+    origin = place_of(called(program.equations[equation].eqn.source_info.traceback), home_of(entry))
+    frame = origin.frame
+    if frame is None:
+        return Cause(phase=phase, what=what)
+    return Cause(phase, frame.file, frame.line, text.line(frame), called_at(origin), what)
