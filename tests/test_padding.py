@@ -80,10 +80,33 @@ def drawn(p, batch):
     return each.mean(), {"n": jnp.asarray(n), "each": each}
 
 
+def convolved(kernel, padding="VALID"):
+    """A loss whose convolution has the examples as its places."""
+
+    def loss(p, batch):
+        h = p["table"][batch["x"]].mean(1)
+        logits = jax.lax.conv_general_dilated(
+            h[None], kernel(p["head"]), (1,), padding, dimension_numbers=("NHC", "HIO", "NHC")
+        )
+        return jnp.square(logits).mean(), {}
+
+    return loss
+
+
+beside = convolved(lambda head: head[None])
+neighbours = convolved(lambda head: jnp.stack([head, 2 * head]))
+with_edges = convolved(lambda head: jnp.stack([head, 2 * head, head]), "SAME")
+
+
+def pooled(p, batch):
+    h = p["table"][batch["x"]].mean(1)
+    return jnp.square(jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "VALID")).mean(), {}
+
+
 @pytest.mark.parametrize(
     ("loss", "examples"),
     thinned(
-        [(mean, 13), (masked, 13), (total, 13), (mean, 2), (drawn, 13)],
+        [(mean, 13), (masked, 13), (total, 13), (mean, 2), (drawn, 13), (beside, 13)],
         [(masked, 13)],
     ),
 )
@@ -158,7 +181,7 @@ def regrouped(p, batch):
     return jnp.square(logits.reshape(CLASSES, -1).mean(0)).mean(), {}
 
 
-@pytest.mark.parametrize("loss", [contrasted, sorted_, turned, regrouped])
+@pytest.mark.parametrize("loss", [contrasted, sorted_, turned, regrouped, pooled, neighbours, with_edges])
 def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
     with pytest.raises(
         ShardError, match=r"--pad: \w+ at \S+, line \d+ works on several examples at once"

@@ -1,6 +1,7 @@
 """How what is cut from arrays, set into them, looked up or put side by side follows the batch."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ..primitives.sharding_rules import along
 from .examples import CONSTANT, Constant, Label, Places, Rows, Size, Sum
@@ -177,10 +178,13 @@ def update_slice(site: Site) -> Label:
 
 def window(site: Site) -> list[Label]:
     """Pooling that leaves the dimension of the examples alone."""
-    p = site.params
     label = site.labels[0] if site.e.primitive.adds and len(site.labels) == 1 else site.all_exact()
-    if isinstance(label, Rows):
-        still = [p[k][label.dim] for k in ("window_dimensions", "window_strides", "base_dilation") if k in p]
-        if any(x != 1 for x in still) or any(p["padding"][label.dim]):
-            raise Lost
+    if isinstance(label, Rows) and label.dim in windowed(site.params, len(site.shape(0))):
+        raise Lost
     return [label] * len(site.e.outs)
+
+
+def windowed(params: Mapping[str, Any], rank: int) -> set[int]:
+    """Return the dimensions that a window lies along, of an equation that reduces or scatters by windows."""
+    moves = [params[k] for k in ("window_dimensions", "window_strides", "base_dilation") if k in params]
+    return {d for d in range(rank) if any(each[d] != 1 for each in moves) or any(params["padding"][d])}

@@ -16,6 +16,7 @@ from ..primitives.contractions import Contraction
 from ..primitives.primitive import Kind
 from ..primitives.sharding_rules import along
 from .follow import told
+from .indexing import windowed
 
 
 class Padded(Emitter):
@@ -127,6 +128,7 @@ class Padded(Emitter):
                     and not _batched(large, c, self.dims)
                 )
                 wrong |= c.ragged in self.dims(large.ins[0])
+                wrong |= _convolves(large, c, self.dims)
         return wrong or (large.name == "scan" and small.params["length"] != large.params["length"])
 
 
@@ -147,6 +149,8 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         return False
     grown = {d for v in (*large.ins, *large.outs) for d in dims(v)}
     does, params, shape = large.primitive, large.params, shape_of(large.eqn.invars[0])
+    if does.kind is Kind.WINDOW:
+        return not grown.isdisjoint(windowed(params, len(shape)))
     if does.kind is Kind.MATRIX:
         return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(grown)
     if does.kind is Kind.ORDER or (does.along and does.kind is Kind.CUT):
@@ -168,3 +172,13 @@ def _batched(e: Equation, c: Contraction, dims: Any) -> bool:
     """Are the rows of both operands of a product the same examples?"""
     left, right = ({pair[k] for pair in c.batch} for k in (0, 1))
     return left.issuperset(dims(e.ins[0])) and right.issuperset(dims(e.ins[1]))
+
+
+def _convolves(e: Equation, c: Contraction, dims: Any) -> bool:
+    """Does a convolution see several rows at once, and not the sum over all?"""
+    image, window, result = (shape_of(v) for v in (*e.eqn.invars[:2], e.eqn.outvars[0]))
+    return any(
+        (image[i], window[j]) != (result[k], 1) and (image[i], 1) != (window[j], result[k])
+        for i, j, k in c.windowed
+        if i in dims(e.ins[0]) or j in dims(e.ins[1]) or k in dims(e.outs[0])
+    )
