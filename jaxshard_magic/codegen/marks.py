@@ -61,7 +61,7 @@ class Marks:
 
 def expression_of(e: Equation) -> int | None:
     """The number of the expression whose value an equation names; None for other equations."""
-    name = e.params["name"] if e.name == "name" else ""
+    name = e.params["name"] if e.primitive.names_value else ""
     return int(name.removeprefix(_MARK)) if name.startswith(_MARK) else None
 
 

@@ -64,7 +64,7 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
 def _used(hold: Hold, e: Equation) -> str | None:
     """Where the table of a lookup lies while it is looked up in; None for what is no lookup in a weight."""
     table = e.ins[0]
-    if e.name != "gather" or table is None or hold.layout.batchy(table):
+    if not e.primitive.gathers or table is None or hold.layout.batchy(table):
         return None
     return spec_text(hold.layout.in_use(table))
 
@@ -91,7 +91,7 @@ def _specs(hold: Hold, value: Value, makers: Sequence[Equation], outer: int | No
         return
     exchanged = layout.exchanges.makes
     before = [list(exchanged[value])] if value in exchanged else []
-    twice = (e for e in makers if e.name == "gather" or e.outs[0] in exchanged)
+    twice = (e for e in makers if e.primitive.gathers or e.outs[0] in exchanged)
     before += [s for e in twice for s in made_as(layout, e, e.outs[0])[:-1]]
     before = [s for s in before if len(s) == len(layout.program.shapes[value])]
     before += _made_otherwise(hold, value, makers)

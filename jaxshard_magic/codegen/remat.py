@@ -110,7 +110,7 @@ def _done_again(
     if own == dict.fromkeys(range(len(program.equations))) and is_number(how):
         yield None, _LOSS
         return
-    for e in (e for e in program.equations if e.name == "scan"):
+    for e in (e for e in program.equations if e.is_scan):
         site, trips = _loop(sites.innermost(frames(e)), imports), e.params["length"]
         each = e.doors[0].scope in blocks.bodies
         count = trips if each else blocks.segments.get(e.index, (0, None))[0]

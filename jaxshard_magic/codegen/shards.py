@@ -95,7 +95,7 @@ def _sums(run: Hold, dtype: Any) -> Sums:
 
 
 def _names(equations: Iterable[Equation]) -> Iterable[tuple[Equation, str]]:
-    names = ((e, e.params["name"]) for e in equations if e.name == "name")
+    names = ((e, e.params["name"]) for e in equations if e.primitive.names_value)
     return ((e, name.removeprefix(_MARK)) for e, name in names if name.startswith(_MARK))
 
 

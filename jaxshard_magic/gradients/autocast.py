@@ -110,7 +110,7 @@ class _Graph:
         self.widened: list[Value] = []
         self.unnamed: dict[Value, Value] = {}  # what a name was given to
         for e in equations:
-            if e.name == "name" and (v := e.ins[0]) is not None:
+            if e.primitive.names_value and (v := e.ins[0]) is not None:
                 self.unnamed[e.outs[0]] = self.unnamed.get(v, v)
         flow = Flow(program)
         inner = [v for e in program.equations if e.primitive.runs is Runs.PRODUCT for v in e.ins]
@@ -132,7 +132,7 @@ class _Graph:
             follows = False
         if any(self.too_large[v] for v in e.ins if v is not None):
             follows = False
-        if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
+        if e.primitive.casts and _is(e.eqn.invars[0].aval, NARROW):
             follows = False
             self.widened.extend(v for v in e.outs if self.wide[v])
         for k, out in enumerate(e.outs):
@@ -157,7 +157,7 @@ class _Graph:
         for outside, inside in ends.items():
             if inside in carried:  # what a loop carries has one type
                 self.sources[outside] = [v for v in [carried[inside]] if self.wide[v]]
-        if e.name == "while":
+        if e.is_while:
             body, test = e.doors
             starts = [b for _, b in body.loop]
             for start, (_, asked) in zip(starts, test.loop, strict=True):
@@ -170,7 +170,9 @@ class _Graph:
     def _adds_up(self, scope: Scope, first: Value, last: Value | None) -> bool:
         """Is a carried value a running sum: read once a trip, by the addition that makes its next value?"""
         readers = [
-            e for e in scope.equations if e.name != "name" and first in (self._unnamed(v) for v in e.ins)
+            e
+            for e in scope.equations
+            if not e.primitive.names_value and first in (self._unnamed(v) for v in e.ins)
         ]
         if len(readers) != 1 or first in map(self._unnamed, scope.outs):
             return False

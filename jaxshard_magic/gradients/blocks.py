@@ -58,7 +58,7 @@ class Checkpointed(Replay):
         super().__init__(program)
         self.blocks = blocks
         self._parts = {scope: _parts(scope, found) for scope, found in blocks.ranges.items()}
-        self._short = {e.doors[0].scope for e in program.equations if e.name == "scan" and _unrolled(e)}
+        self._short = {e.doors[0].scope for e in program.equations if e.is_scan and _unrolled(e)}
 
     def run(self, scope: Scope, args: Any) -> list:
         if scope not in self._parts:

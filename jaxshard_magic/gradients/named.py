@@ -34,7 +34,7 @@ class Names:
         equations = [e for scope in self.scopes for e in scope.equations]
         self._frames = {e.index: frames(e) for e in equations}
         self._shared = _shared([found for found in self._frames.values() if found])
-        self.values = {e.index: e.params["name"] for e in equations if e.name == "name"}
+        self.values = {e.index: e.params["name"] for e in equations if e.primitive.names_value}
         self.values = {k: name for k, name in self.values.items() if not name.startswith(_OWN)}
 
     def spans(self, scope: Scope, pattern: re.Pattern) -> list[tuple[int, int]]:

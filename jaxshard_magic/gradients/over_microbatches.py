@@ -127,7 +127,7 @@ def _in_a_loop(e: Equation) -> bool:
     """Whether it runs in the body of a loop; what a function or a condition calls may not."""
     while e.outer is not None:
         e = e.outer
-        if e.name in ("scan", "while"):
+        if e.is_loop:
             return True
     return False
 

@@ -124,11 +124,11 @@ def _given(program: Program) -> set[Value]:
 def _entered(e: Equation, door: Any) -> list[tuple[int, Value]]:
     """The operands of an equation that enter through a door, by position, and the values that they become."""
     inside = [b for _, b, _ in door.into]
-    if e.name == "while":
+    if e.is_while:
         asked, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
         places = [*range(asked), *range(asked + fixed, len(e.ins))]
         return list(zip(places if door is e.doors[1] else range(asked, len(e.ins)), inside, strict=True))
-    return list(enumerate(inside, int(e.name == "cond")))
+    return list(enumerate(inside, int(e.is_cond)))
 
 
 def _as(x: Any, dtype: Any) -> Any:

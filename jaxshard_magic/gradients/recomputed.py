@@ -110,13 +110,13 @@ def _is_cut(e: Equation) -> bool:
 
 def _casts_apart(run: list[Equation], given: set[Value]) -> tuple[list[Equation], list[Equation]]:
     """The casts of a scope's inputs (weights, for the next product), and the rest of a run."""
-    down = (e for e in run if e.name == "convert_element_type" and e.params["new_dtype"] in NARROW)
+    down = (e for e in run if e.primitive.casts and e.params["new_dtype"] in NARROW)
     casts = [e for e in down if e.ins[0] in given]
     return casts, [e for e in run if e not in casts]
 
 
 def _is_wide(run: Sequence[Equation], program: Program) -> bool:
-    if all(_is_cut(e) or e.name == "convert_element_type" for e in run):
+    if all(_is_cut(e) or e.primitive.casts for e in run):
         return False
     avals = [program.avals[v] for e in run for v in (*e.ins, *e.outs) if v is not None]
     dtypes = {getattr(aval, "dtype", None) for aval in avals}

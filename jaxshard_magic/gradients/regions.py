@@ -32,7 +32,7 @@ def regions(scope: Scope, names: Collection[str]) -> tuple[list[Block], set[int]
     """
     found: list[tuple[int, int, set[int]]] = []  # first equation, end, those to do again
     for k, e in enumerate(scope.equations):
-        if e.name != "name" or e.params["name"] not in names:
+        if not e.primitive.names_value or e.params["name"] not in names:
             continue
         again = _made_by(scope, k)
         start, stop = min(again), _used_until(scope, k)

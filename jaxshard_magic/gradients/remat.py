@@ -139,7 +139,7 @@ def _shares(top: Scope, found: Costs, count: int) -> dict[int, int]:
 
 def _loops(top: Scope) -> dict[int, int]:
     """The trips of the loops that may run twice, by their position."""
-    found = {k: e for k, e in enumerate(top.equations) if e.name == "scan" and not shows(e.eqn)}
+    found = {k: e for k, e in enumerate(top.equations) if e.is_scan and not shows(e.eqn)}
     return {k: e.params["length"] for k, e in found.items()}
 
 
@@ -172,7 +172,7 @@ def _by_policy(program: Program, how: str) -> tuple[Blocks, str]:
     loops = {
         e.doors[0].scope: policy
         for e, own in zip(top.equations, found.own, strict=True)
-        if e.name == "scan" and own and not shows(e.eqn) and not _is_rematted(e.doors[0].scope)
+        if e.is_scan and own and not shows(e.eqn) and not _is_rematted(e.doors[0].scope)
     }
     done = [k for k, e in enumerate(top.equations) if _is_done(e, loops)]
     ranges = []

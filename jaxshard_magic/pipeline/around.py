@@ -26,7 +26,7 @@ class _Flat(Emitter):
     """Opens conditions: all their branches are run, and one is chosen for each result, but where one alone may run."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.name != "cond" or _one_alone(e):
+        if not e.is_cond or _one_alone(e):
             return super().equation(e, values)
         branches = [self.run(door.scope, values[1:]) for door in e.doors]
         which = jnp.asarray(values[0])
@@ -46,7 +46,7 @@ def _one_alone(e: Equation) -> bool:
     other platforms, or hold a loop that may go on for ever."""
     if e.eqn.effects or "branches_platforms" in e.params:
         return True
-    return any(inner.name == "while" or calls_host(inner.eqn) for inner in e.inside())
+    return any(inner.is_while or calls_host(inner.eqn) for inner in e.inside())
 
 
 def _array(x: Any, aval: Any) -> Any:

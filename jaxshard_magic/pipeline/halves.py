@@ -37,7 +37,7 @@ def in_halves(closed: ClosedJaxpr, urgent: Sequence[int]) -> ClosedJaxpr:
         found = {
             e.index: halves
             for e in program.top.equations
-            if e.index in first and e.name == "scan" and (halves := _halves(e, read)) is not None
+            if e.index in first and e.is_scan and (halves := _halves(e, read)) is not None
         }
         if not found:
             return closed

@@ -105,7 +105,7 @@ def _marks(
     """True for each marker among `equations` and in their bodies, in order; False for each that works on parameters
     and examples."""
     for e in equations:
-        if e.name == "name" and e.params["name"] == NAME:
+        if e.primitive.names_value and e.params["name"] == NAME:
             yield True
         elif e.doors:
             for door in e.doors:

@@ -102,7 +102,7 @@ class Units:
 
 def layers_of(e: Equation) -> int:
     """The layers that a scan may be cut between; 0 for an equation that stays whole."""
-    if e.name != "scan" or e.params["reverse"] or not scan_counts(e.params)[1]:
+    if not e.is_scan or e.params["reverse"] or not scan_counts(e.params)[1]:
         return 0
     return e.params["length"] if e.params["length"] > 1 else 0
 

@@ -98,7 +98,7 @@ class _Numbers(Domain[_Fact]):
         known = eqn.primitive
         if known.kind is Kind.EACH:
             return operands
-        same = known.part or (known.alias and (known.moves or eqn.name == "convert_element_type"))
+        same = known.part or (known.alias and (known.moves or eqn.primitive.casts))
         fact = _converted(operands[0], eqn.eqn.outvars[0].aval) if same else VARIOUS
         return [fact] * len(eqn.outs)
 

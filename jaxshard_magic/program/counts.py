@@ -75,7 +75,7 @@ class Counts:
         """The root of the keys of which `value` tells how often each of its places occurs, keys beyond them left out;
         None where it is no such count."""
         e = self._maker(value)
-        if e is not None and e.name == "convert_element_type":  # of a sum of floats, exact up to 2**24
+        if e is not None and e.primitive.casts:  # of a sum of floats, exact up to 2**24
             e = self._maker(e.ins[0])
         if e is None:
             return None
@@ -119,11 +119,11 @@ class Counts:
 
     def _through(self, e: Equation, value: Value) -> tuple[Value | None, int]:
         """The operand, or the result of its body, whose numbers the result `value` of `e` has."""
-        if e.name == "scan" or called(e.eqn) is not None:
+        if e.is_scan or called(e.eqn) is not None:
             found = ((a, -lead) for a, b, lead in e.doors[0].out if b == value)
             carried = {out for out, _ in e.doors[0].loop}
             inside, lead = next(found)
-            return (None, 0) if e.name == "scan" and (inside in carried and not lead) else (inside, lead)
+            return (None, 0) if e.is_scan and (inside in carried and not lead) else (inside, lead)
         if e.primitive.kind is Kind.EACH:
             return e.ins[e.outs.index(value)], 0
         same = e.primitive.elementwise and e.primitive.alias and (e.primitive.moves or self._whole(e))
@@ -220,7 +220,7 @@ class Counts:
         while found is not None and found.name == "reduce_sum":
             kept = [d for d in range(len(shape_of(found.eqn.invars[0]))) if d not in found.params["axes"]]
             value, place = self._along(found.ins[0], kept[place])
-            while (found := self._made(value)) is not None and found.name == "convert_element_type":
+            while (found := self._made(value)) is not None and found.primitive.casts:
                 value, place = self._along(found.ins[0], place)  # of truth values
         if found is None or found.name != "eq":
             return None

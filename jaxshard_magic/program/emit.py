@@ -87,11 +87,11 @@ class Emitter:
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""
-        if e.name == "scan":
+        if e.is_scan:
             return self._scan(e, values, e.doors[0])
-        if e.name == "while":
+        if e.is_while:
             return self._while(e, values, *e.doors)
-        if e.name == "cond":
+        if e.is_cond:
             branches = [self._function(door.scope) for door in e.doors]
             return control_flow.cond(e, branches, values[0], values[1:])
         if e.primitive.remat and e.params["differentiated"] and e.params["prevent_cse"]:

@@ -35,7 +35,7 @@ def find_expert_loops(dims: Dimensions, flow: Flow, roles: Roles) -> list[Expert
     """The loops over experts of a program, forward and backward."""
     program = dims.program
     params = {program.inputs[i] for i, role in enumerate(roles.of) if role == PARAMS}
-    loops = [loop for e in program.equations if e.name == "scan" and (loop := _apart(e)) is not None]
+    loops = [loop for e in program.equations if e.is_scan and (loop := _apart(e)) is not None]
     if not loops:
         return []
     met = {length: _met(program, flow, length) for length in {e.equation.params["length"] for e in loops}}
@@ -60,7 +60,7 @@ def find_handed_on(dims: Dimensions, flow: Flow, roles: Roles) -> Equation | Non
     program = dims.program
     params = {program.inputs[i] for i, role in enumerate(roles.of) if role == PARAMS}
     for e in program.equations:
-        if e.name == "scan" and _apart(e) is None:
+        if e.is_scan and _apart(e) is None:
             xs = e.ins[sum(scan_counts(e.params)) :]
             weights = any(params & flow.back([v], by_alias).keys() for v in xs)
             if weights and not _met(program, flow, e.params["length"]).isdisjoint(e.ins):
@@ -121,7 +121,7 @@ def _adds(scope: Scope, given: Value, handed_on: Value | None) -> bool:
 
 def _in_place(e: Equation) -> bool:
     """Does `e` run one body, once?"""
-    return len(e.doors) == 1 and e.name not in ("scan", "while", "cond")
+    return len(e.doors) == 1 and not e.is_control_flow
 
 
 def _met(program: Program, flow: Flow, length: int) -> Set[Value]:

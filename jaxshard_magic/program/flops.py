@@ -114,9 +114,9 @@ def _inside(
         again = recomputed or REMATTED in str(e.eqn.source_info.name_stack)
         if (e.primitive.product or e.primitive.counts) and not used.isdisjoint(e.outs):
             works.append(_work(e, phase[e.index], again, exact))
-        known = exact and e.name != "while"
+        known = exact and not e.is_while
         bodies = [_inside(door.scope, phase, used, again, known) for door in e.doors]
-        for body in [max(bodies, key=_flops)] if e.name == "cond" else bodies:
+        for body in [max(bodies, key=_flops)] if e.is_cond else bodies:
             works += body
     return works
 

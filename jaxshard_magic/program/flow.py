@@ -46,11 +46,11 @@ class Flow:
         sources = [(a, e) for a in e.ins if a is not None]
         for out in e.outs:
             self.before[out].extend(sources)
-        if e.name == "name" and e.params["name"] == DIFFERENTIATED:
+        if e.primitive.names_value and e.params["name"] == DIFFERENTIATED:
             self.differentiated.append(e)
-        if e.name == "name" and e.params["name"] == GRADIENT:
+        if e.primitive.names_value and e.params["name"] == GRADIENT:
             self.gradients.update(e.outs)
-        if e.name == "name" and e.params["name"] == VALUE:
+        if e.primitive.names_value and e.params["name"] == VALUE:
             self.values.update(e.outs)
         if e.primitive.keyed:
             self.random.append(e)
@@ -141,9 +141,9 @@ def results(program: Program) -> list[Value | None]:
     """What a step is run for: its outputs, what decides on branches and trips, and operands of side effects."""
     values = list(program.outputs)
     for e in program.equations:
-        if e.name == "cond":
+        if e.is_cond:
             values.append(e.ins[0])
-        elif e.name == "while":
+        elif e.is_while:
             values += e.doors[1].scope.outs
         elif e.eqn.effects and not e.doors:
             values += e.ins

@@ -11,7 +11,7 @@ def group_rows(orders: Orders, e: Equation) -> tuple[int, int] | None:
     Biases `b[experts[order]]`, where `order` sorts `experts`, and their gradient.
     """
     sums = e.primitive.scatters and e.primitive.adds
-    index = e.ins[1] if sums or e.name == "gather" else None
+    index = e.ins[1] if sums or e.primitive.gathers else None
     order = None if index is None else orders.sorted_by(index)
     if order is None or not by_key(orders, order, index):
         return None
@@ -37,7 +37,7 @@ def by_key(orders: Orders, order: int, index: Value | None) -> bool:
     if orders.sorts.get(e.index) == order:
         of = e.ins[e.outs.index(root)]
     elif lookup is not None and lookup.order == order and lookup.into and lookup.each == 1:
-        of = e.ins[0] if e.name == "gather" else None
+        of = e.ins[0] if e.primitive.gathers else None
     return of is not None and orders.counts.same(of, orders.program.equations[order].ins[0])
 
 

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from .primitives import called, is_literal, opened, scan_counts, shape_of, without_mapped_axes
 from .primitives.contractions import Contraction
 from .primitives.factors import Factors
-from .primitives.primitive import Primitive
+from .primitives.primitive import Control, Primitive
 from .primitives.sharding_rules import ShardingRule
 from .primitives.table import primitive_of
 
@@ -76,6 +76,28 @@ class Equation:
     @property
     def name(self) -> str:
         return self.eqn.primitive.name
+
+    @property
+    def is_scan(self) -> bool:
+        return self.primitive.control is Control.SCAN
+
+    @property
+    def is_while(self) -> bool:
+        return self.primitive.control is Control.WHILE
+
+    @property
+    def is_cond(self) -> bool:
+        return self.primitive.control is Control.COND
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it may run a body more than once."""
+        return self.is_scan or self.is_while
+
+    @property
+    def is_control_flow(self) -> bool:
+        """Whether it is a loop or a branch: its bodies do not run exactly once each."""
+        return self.primitive.control is not None
 
     @property
     def sharding_rule(self) -> ShardingRule:
@@ -207,7 +229,7 @@ class Program:
     def _doors(self, e: Equation) -> list[Door]:
         params, ins, outs = e.params, e.ins, e.outs
         every = range(len(ins))
-        if e.name == "scan":
+        if e.is_scan:
             n, k = scan_counts(params)
             body = self._open(*opened(params["jaxpr"]), e.trips * params["length"], e)
             into = [(a, b, int(i >= n + k)) for i, (a, b) in enumerate(zip(ins, body.ins, strict=True))]
@@ -215,7 +237,7 @@ class Program:
             loop = list(zip(body.outs[:k], body.ins[n : n + k], strict=True))
             skip = list(zip(ins[n : n + k], outs[:k], strict=True)) if params["length"] == 0 else []
             return [Door(body, every, into, out, loop, skip)]
-        if e.name == "while":
+        if e.is_while:
             nc, nb = params["cond_nconsts"], params["body_nconsts"]
             body = self._open(*opened(params["body_jaxpr"]), e.trips, e)
             test = self._open(*opened(params["cond_jaxpr"]), e.trips, e)
@@ -230,7 +252,7 @@ class Program:
                 ),
                 Door(test, of_test, _into(test, e, of_test), [], again, []),
             ]
-        if e.name == "cond":
+        if e.is_cond:
             bodies = [self._open(*opened(b), e.trips, e) for b in params["branches"]]
             return [self._plain_door(body, e, every[1:]) for body in bodies]
         body = called(e.eqn)

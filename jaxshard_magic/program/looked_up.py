@@ -133,7 +133,7 @@ class _Trail:
 
 def _lookup(program: Program, e: Equation) -> Lookup | None:
     """How `e` looks up whole slices of a stack of matrices, one for each of several rows; None where it does not."""
-    if e.name != "gather" or e.ins[0] is None or e.ins[1] is None:
+    if not e.primitive.gathers or e.ins[0] is None or e.ins[1] is None:
         return None
     numbers, sizes, mode = e.params["dimension_numbers"], e.params["slice_sizes"], e.params["mode"]
     shape, rows = program.shapes[e.ins[0]], len(program.shapes[e.ins[1]]) - 1
@@ -214,7 +214,7 @@ def _trail(e: Equation, lookup: Lookup, readers: _Readers) -> _Trail | None:
 
 def _form(e: Equation, of: Of) -> Of | None:
     """Whose dimensions another form of what was looked up has; None where `e` makes something else."""
-    if e.name == "convert_element_type":
+    if e.primitive.casts:
         return of
     if e.name == "squeeze" and all(of[d] is not None for d in e.params["dimensions"]):
         return tuple(c for d, c in enumerate(of) if d not in e.params["dimensions"])
@@ -279,7 +279,7 @@ def _formed(e: Equation, taken: Taken) -> Taken:
     of = _form(e, taken.lookup.of)
     assert of is not None
     matrices = taken.matrices
-    if e.name == "convert_element_type":
+    if e.primitive.casts:
         matrices = matrices.astype(e.params["new_dtype"])
     return replace(taken, matrices=matrices, lookup=replace(taken.lookup, of=of))
 

@@ -100,7 +100,7 @@ class Orders(Domain[State]):
 
     def enter(self, eqn: Equation, operand: State, lead: int) -> State:
         """Return what goes into a body; into branches and loops whose trips are not known no order does."""
-        if eqn.name in ("cond", "while") or (lead and self._steps_already(eqn, operand)):
+        if eqn.is_cond or eqn.is_while or (lead and self._steps_already(eqn, operand)):
             return MIXED if ordered(operand) else operand
         return inside(operand) if lead else operand
 
@@ -109,7 +109,7 @@ class Orders(Domain[State]):
         others."""
         if lead:
             return stacked(result, eqn.index)
-        others = eqn.name in ("cond", "while") or (eqn.name == "scan" and self._sorted_inside(result, eqn))
+        others = eqn.is_cond or eqn.is_while or (eqn.is_scan and self._sorted_inside(result, eqn))
         return MIXED if ordered(result) and others else result
 
     def control(self, eqn: Equation, result: State, decider: State) -> State:
@@ -189,7 +189,7 @@ class Orders(Domain[State]):
             return self._elementwise
         if kind is Kind.SHAPE:
             return self._relaid
-        if e.name == "gather":
+        if e.primitive.gathers:
             return self._gather
         if e.primitive.scatters:
             return self._scatter

@@ -249,9 +249,9 @@ def _loops(flow: Flow, params: set[int], e: Equation) -> tuple[tuple[bool, int],
     None in a branch, or in a loop without an end."""
     found, at = list[tuple[bool, int]](), e.outer
     while at is not None:
-        if at.name in ("cond", "while"):
+        if at.is_cond or at.is_while:
             return None
-        if at.name == "scan":
+        if at.is_scan:
             stepped = at.ins[sum(scan_counts(at.params)) :]
             found.append((not params.isdisjoint(flow.inputs_behind(stepped, by_alias)), at.params["length"]))
         at = at.outer

@@ -145,8 +145,8 @@ class _Solver(Generic[Fact]):
                 self.join_into(outside, self._domain.leave(eqn, fact, lead))
             for (_, first), (_, result) in zip(body.loop, body.skip, strict=False):
                 self.join_into(result, entering[first])
-        if eqn.name in ("cond", "while"):
+        if eqn.is_cond or eqn.is_while:
             # The second body of a `while` is its condition.
-            decider = operands[0] if eqn.name == "cond" else self._results(eqn.doors[1].scope)[0]
+            decider = operands[0] if eqn.is_cond else self._results(eqn.doors[1].scope)[0]
             for value in eqn.outs:
                 self.facts[value] = self._domain.control(eqn, self.facts[value], decider)

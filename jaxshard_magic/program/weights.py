@@ -14,7 +14,7 @@ def largest_weight(flow: Flow, roles: Roles) -> int | None:
     sizes = {i: nbytes(aval) for i, aval in avals.items()}
     of_trips = dict(sizes)
     for e in program.equations:
-        if e.name == "scan":
+        if e.is_scan:
             consts, carried = scan_counts(e.params)
             for i in flow.inputs_behind(e.ins[consts + carried :], by_alias) & sizes.keys():
                 of_trips[i] = min(of_trips[i], sizes[i] // max(1, e.params["length"]))

@@ -84,7 +84,7 @@ def _by_parts(layout: Layout, dealing: Dealing, members: Collection[Equation]) -
 
 
 def _in_a_loop(e: Equation) -> bool:
-    return e.outer is not None and (e.outer.name in ("scan", "while", "cond") or _in_a_loop(e.outer))
+    return e.outer is not None and (e.outer.is_control_flow or _in_a_loop(e.outer))
 
 
 def _places(layout: Layout, rings: Collection[Equation]) -> dict[Value, Place]:

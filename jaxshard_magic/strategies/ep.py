@@ -196,7 +196,9 @@ def _taken_apart(layout: Layout) -> str | None:
         shape = program.shapes[program.inputs[i]]
         if len(shape) < 3 or layout.roles.of[i] != PARAMS or best_of(program, shape[0]) is None:
             continue
-        same = layout.flow.forward([program.inputs[i]], lambda _v, _w, e: e is None or e.name == "name")
+        same = layout.flow.forward(
+            [program.inputs[i]], lambda _v, _w, e: e is None or e.primitive.names_value
+        )
         if sum(parts[v] for v in same) == shape[0]:
             return layout.names[i]
     return None
@@ -205,7 +207,7 @@ def _taken_apart(layout: Layout) -> str | None:
 def _looked_up(layout: Layout) -> str | None:
     """A parameter of which tokens look up the matrices that they choose."""
     program, roles = layout.program, layout.roles
-    gathers = (e for e in program.equations if e.name == "gather" and layout.batchy(e.ins[1]))
+    gathers = (e for e in program.equations if e.primitive.gathers and layout.batchy(e.ins[1]))
     looked = [(v, e) for e in gathers if (v := e.ins[0]) is not None]
     for i in roles.stored:
         value = program.inputs[i]

@@ -117,7 +117,7 @@ class _Estimate:
         """What one run of a body takes: its own values and, in a loop, its slices of what is stacked."""
         outs = {v for v in scope.outs if v is not None}
         inside = self._peak(scope, outs)
-        if e.name != "scan":
+        if not e.is_scan:
             return inside
         n, k = scan_counts(e.params)
         slices = (*scope.ins[n + k :], *(v for v in scope.outs[k:] if v is not None))

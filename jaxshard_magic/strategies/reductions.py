@@ -20,7 +20,7 @@ def summed_over(layout: Layout, e: Equation) -> list[Axes]:
     if adds and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
         window = e.params["dimension_numbers"].update_window_dims
         return [axes for d, axes in enumerate(layout.used(e.ins[2])) if d not in window]
-    if e.name == "gather" and layout.batchy(e.outs[0]):
+    if e.primitive.gathers and layout.batchy(e.outs[0]):
         spec = layout.used(e.ins[0])
         return [spec[d] for d in e.params["dimension_numbers"].start_index_map if d < len(spec)]
     return []

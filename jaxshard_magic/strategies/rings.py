@@ -125,7 +125,7 @@ def _joined(layout: Layout) -> UnionFind:
 
 
 def _one_trip(layout: Layout, e: Equation) -> bool:
-    return not layout.simulated and e.name == "scan" and e.params["length"] == 1
+    return not layout.simulated and e.is_scan and e.params["length"] == 1
 
 
 def is_gradient(e: Equation) -> bool:

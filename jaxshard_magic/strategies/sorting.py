@@ -79,7 +79,7 @@ class Sorting:
                 yield v, group_dim(e, 1)
         for i, d in self.tables.items():
             e = self.of.program.equations[i]
-            if e.name == "gather" and e.ins[0] is not None:
+            if e.primitive.gathers and e.ins[0] is not None:
                 yield e.ins[0], d
 
     def order_of(self, e: Equation) -> int | None:

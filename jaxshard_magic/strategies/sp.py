@@ -84,7 +84,7 @@ def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
     """The specs that a result of `e` takes one after the other: what a divided table gives is summed for all positions
     before these are divided, and where attention begins or ends a value changes its division."""
     made = layout.made_by(e, value)
-    axes = _looked_up(layout, e) if e.name == "gather" else ()
+    axes = _looked_up(layout, e) if e.primitive.gathers else ()
     return [without(made[-1], axes), made[-1]] if axes else made
 
 
@@ -93,7 +93,7 @@ def _looked_up(layout: Layout, e: Equation) -> Axes:
     if not layout.sequence or e.primitive.kind is not Kind.LOOKUP:
         return ()
     numbers = e.params["dimension_numbers"]
-    gather = e.name == "gather"
+    gather = e.primitive.gathers
     table = e.ins[0] if gather else e.outs[0]
     along = numbers.start_index_map if gather else numbers.scatter_dims_to_operand_dims
     if table is None:

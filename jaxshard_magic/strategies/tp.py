@@ -60,7 +60,7 @@ def _tables(layout: Layout, found: list[Product], chosen: frozenset[int], n: int
     beside = {c: t for p in found for t in p.tensors for c in t}
     rows = set()
     for e in program.equations:
-        if e.name != "gather" or not layout.batchy(e.ins[1]) or len(e.params["slice_sizes"]) < 2:
+        if not e.primitive.gathers or not layout.batchy(e.ins[1]) or len(e.params["slice_sizes"]) < 2:
             continue
         gone = e.params["dimension_numbers"].collapsed_slice_dims
         tables = stored & layout.flow.back(e.ins[:1], by_alias).keys()

@@ -109,7 +109,7 @@ class _Traffic:
         self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
     ) -> tuple[_Body, dict[Value, Value]]:
         again = e.primitive.remat and e.params.get("differentiated") and e.params.get("prevent_cse")
-        if again or e.name in ("scan", "while", "cond"):
+        if again or e.is_control_flow:
             return _Body(True), {}
         return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
 
@@ -157,7 +157,7 @@ class _Traffic:
         flow, count, outer = self._layout.flow, sent.count, e.outer
         added_up = flow.forward((v for v in e.outs if v in self._deferrable), self._only_adds)
         while outer is not None:
-            if outer.name == "scan":
+            if outer.is_scan:
                 carries = outer.doors[0].loop
                 if not any(b in added_up and b in flow.forward([a], self._only_adds) for b, a in carries):
                     break

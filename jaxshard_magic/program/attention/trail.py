@@ -54,13 +54,13 @@ class Trail:
         self._numbers = Constants(program, known)
         self._constants: dict[Value, np.ndarray | None] = {}
         for e in program.equations:
-            if not e.primitive.custom and e.name != "while":
+            if not e.primitive.custom and not e.is_while:
                 self._through(e)
 
     def _through(self, e: Equation) -> None:
         """What goes into a body and is the same in all its runs; what comes out of one that is run in place."""
         for door in e.doors:
-            alike = scan_counts(e.params)[0] if e.name == "scan" else len(door.into)
+            alike = scan_counts(e.params)[0] if e.is_scan else len(door.into)
             given = e.eqn.invars[len(e.ins) - len(door.into) :]
             for (outside, inside, _), var in zip(door.into[:alike], given, strict=False):
                 if outside is None:

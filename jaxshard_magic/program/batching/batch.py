@@ -122,7 +122,7 @@ class _Evidence:
 
     def _look(self, e: Equation) -> None:
         ins, outs = [self.dims.big(v) for v in e.ins], [self.dims.big(v) for v in e.outs]
-        if e.name == "scan":
+        if e.is_scan:
             consts, carried = scan_counts(e.params)
             self._count(c for k in ins[consts + carried :] for c in k[:1])
         if e.doors:

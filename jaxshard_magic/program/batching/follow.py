@@ -184,7 +184,7 @@ def _used(walk: Walk, flow: Flow, outs: Sequence[Label]) -> set[Value]:
     of better is averaged as it is."""
     start = [v for v, x in zip(walk.small.outputs, outs, strict=True) if not isinstance(x, Unknown)]
     for e in walk.small.equations:
-        start += [e.ins[0]] if e.name == "cond" else e.doors[1].scope.outs if e.name == "while" else []
+        start += [e.ins[0]] if e.is_cond else e.doors[1].scope.outs if e.is_while else []
     return set(flow.back(start, lambda _v, w, _e: not isinstance(walk.of[w], Unknown)))
 
 

@@ -34,7 +34,7 @@ def _looked_up(dims: Dimensions, e: Equation, data: Collection[Value]) -> Iterat
     if e.primitive.kind is not Kind.LOOKUP:
         return
     indices, index, numbers = dims.links.indices, e.ins[1], e.params["dimension_numbers"]
-    if e.name == "gather":
+    if e.primitive.gathers:
         table, along = e.ins[0], numbers.start_index_map
     else:
         table, along = e.outs[0], numbers.scatter_dims_to_operand_dims

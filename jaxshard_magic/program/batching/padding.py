@@ -129,7 +129,7 @@ class Padded(Emitter):
                 )
                 wrong |= c.ragged in self.dims(large.ins[0])
                 wrong |= _convolves(large, c, self.dims)
-        return wrong or (large.name == "scan" and small.params["length"] != large.params["length"])
+        return wrong or (large.is_scan and small.params["length"] != large.params["length"])
 
 
 def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:

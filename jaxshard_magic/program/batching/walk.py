@@ -138,11 +138,11 @@ class Walk:
     def through(self, site: Site) -> list[Label]:
         """The labels of the results of an equation that runs bodies."""
         e, doors = site.e, list(zip(site.e.doors, site.f.doors, strict=True))
-        if e.name == "scan":
+        if e.is_scan:
             return self._scan(site, *doors[0])
-        if e.name == "while":
+        if e.is_while:
             return self._while(site, doors)
-        if e.name == "cond":
+        if e.is_cond:
             return self._cond(site, doors)
         ins, rigid = site.labels, self.rigid
         if e.primitive.custom:

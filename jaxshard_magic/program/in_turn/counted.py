@@ -28,7 +28,7 @@ def find_counted(
     """The scans that take matrices of `weights` so, of one of so many experts, by the index of their equations."""
     found: dict[int, Counted] = {}
     for e in program.equations:
-        if e.name != "scan" or e.params["length"] not in numbers:
+        if not e.is_scan or e.params["length"] not in numbers:
             continue
         scope, trips = e.doors[0].scope, e.params["length"]
         n, k = scan_counts(e.params)

@@ -204,7 +204,7 @@ def _direct(
             np.array([min(max(int(i), 0), n - size) for i in x])  # which may have no such numbers
             for x, n, size in zip(others, shape, sizes, strict=True)
         ]
-    elif e.name == "gather" and len(e.params["dimension_numbers"].start_index_map) == 1:
+    elif e.primitive.gathers and len(e.params["dimension_numbers"].start_index_map) == 1:
         how, sizes = e.params["dimension_numbers"], e.params["slice_sizes"]
         (dim,) = how.start_index_map
         known = how.collapsed_slice_dims in ((), (dim,)) and not how.operand_batching_dims

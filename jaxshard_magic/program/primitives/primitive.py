@@ -46,6 +46,14 @@ class Runs(Enum):
     FLOAT = auto()  # as written, also where the operands are narrower
 
 
+class Control(Enum):
+    """How often, and which of its bodies, a primitive runs."""
+
+    SCAN = auto()  # one body, once for each element along the leading dimension of some operands
+    WHILE = auto()  # one body, as long as another gives true
+    COND = auto()  # one of its bodies, which an operand chooses
+
+
 class Across(Enum):
     """What a collective leaves the devices of its axis with."""
 
@@ -84,10 +92,15 @@ class Primitive:
     running: Callable[[Any, Any], Any] | None = None
     runs: Runs | None = None  # under mixed precision; None: as written, of which nothing else is known
     across: Across | None = None  # of collectives
+    control: Control | None = (
+        None  # of loops and branches; None for bodies that run once, and for what has none
+    )
     places: int | None = (
         None  # by index, the result with places along a dimension of an operand: none is negative
     )
     inner: int | None = None  # how many dimensions a matrix, or what stands for one, has
+    casts: bool = False  # gives its operand another dtype
+    names_value: bool = False  # gives its operand a name (`jax.ad_checkpoint.checkpoint_name`)
     alias: bool = False  # the numbers of its first operand, or some of them, in another form
     part: bool = False  # some of its first operand's numbers, or all in another order
     moves: bool = False  # computes nothing
@@ -120,6 +133,11 @@ class Primitive:
     def reduces(self) -> bool:
         """Whether it leaves dimensions out by a sum or the like, whose parts can be put together."""
         return self.joins is not None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it looks up numbers of its first operand, at places that another operand names."""
+        return self.kind is Kind.LOOKUP and not self.scatters
 
     @property
     def scatters(self) -> bool:

@@ -14,7 +14,7 @@ from jax import lax
 from ..batching import indexing, rules
 from . import contractions, factors, sharding_rules
 from .jaxprs import BODIES
-from .primitive import Across, Kind, Primitive, Runs
+from .primitive import Across, Control, Kind, Primitive, Runs
 
 TABLE: dict[str, Primitive] = {}
 UNKNOWN = Primitive(kind=Kind.UNKNOWN)
@@ -121,12 +121,19 @@ _add("bitcast_convert_type", Kind.ELEMENTWISE, follow=rules.first_exact)
 # The same numbers, marked, rounded or laid elsewhere.
 _ALIAS = {"follow": rules.passed_on, "alias": True}
 _add(
-    "convert_element_type", Kind.ELEMENTWISE, follow=rules.convert, alias=True, relaid=True, runs=Runs.FOLLOW
+    "convert_element_type",
+    Kind.ELEMENTWISE,
+    follow=rules.convert,
+    alias=True,
+    casts=True,
+    relaid=True,
+    runs=Runs.FOLLOW,
 )
 _add("reduce_precision device_put", Kind.ELEMENTWISE, **_ALIAS)
 _add("sharding_constraint", Kind.ELEMENTWISE, runs=Runs.FOLLOW, **_ALIAS)
 _add("copy copy_p name", Kind.ELEMENTWISE, moves=True, runs=Runs.FOLLOW, **_ALIAS)
 _add("copy", Kind.ELEMENTWISE, relaid=True)
+_add("name", Kind.ELEMENTWISE, names_value=True)
 _add("convert_element_type reduce_precision copy copy_p name", Kind.ELEMENTWISE, linear=FIRST)
 _add("stop_gradient", Kind.ELEMENTWISE, runs=Runs.FOLLOW, **_ALIAS)
 _add("mesh_cast layout_constraint pvary pcast stage", Kind.ELEMENTWISE, follow=rules.passed_on)
@@ -280,9 +287,9 @@ _add("axis_index ragged_all_to_all pgather", Kind.COLLECTIVE, follow=rules.lost,
 _add("iota", Kind.SOURCE, follow=rules.iota)
 
 # What runs equations of its own, and what nothing is known of.
-for _names in ("scan while cond", " ".join(BODIES)):
-    _add(_names, Kind.BODY)
-_add("scan while cond", Kind.BODY, kept=True)
+for _names, _control in (("scan", Control.SCAN), ("while", Control.WHILE), ("cond", Control.COND)):
+    _add(_names, Kind.BODY, control=_control, kept=True)
+_add(" ".join(BODIES), Kind.BODY)
 _add("remat2 checkpoint", Kind.BODY, remat=True)
 _add("custom_jvp_call custom_vjp_call", Kind.BODY, custom=True)
 _add("pallas_call custom_call", Kind.OPAQUE, kept=True)

@@ -73,7 +73,7 @@ def gathered_ahead(context: Context) -> Ahead:
             if v is not None and not layout.batchy(v)
         }
         used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
-        for e in (e for e in program.top.walk(_runs_in_place) if e.name == "scan"):
+        for e in (e for e in program.top.walk(_runs_in_place) if e.is_scan):
             scope, n = e.doors[0].scope, scan_counts(e.params)[0]
             constants = {i: v for i, v in enumerate(e.ins[:n]) if v is not None and scope.ins[i] in used}
             chosen = {i: v for i, v in constants.items() if _divided(layout, v)}

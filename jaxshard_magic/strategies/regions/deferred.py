@@ -119,10 +119,10 @@ def _linear_ways(layout: Layout, makers: Mapping[int, BatchDims]) -> dict[Value,
     only what is summed inside makes waiting worth it."""
     after: dict[Value, list[Value]] = defaultdict(list)
     for e in layout.program.equations:
-        if e.name == "scan" or called(e.eqn) is not None:
+        if e.is_scan or called(e.eqn) is not None:
             for door in e.doors:
                 ways = [(a, b) for a, b, _ in door.out] + door.loop
-                ways += [] if e.name == "scan" else [(a, b) for a, b, _ in door.into]
+                ways += [] if e.is_scan else [(a, b) for a, b, _ in door.into]
                 for a, b in ways:
                     if a is not None and b is not None:
                         after[a].append(b)
@@ -179,7 +179,7 @@ def _ends(e: Equation) -> list[Value | None]:
 def _refused(e: Equation, makers: Mapping[int, BatchDims], kept: set[Value]) -> Iterable[Value | None]:
     """What cannot stay in parts because of `e`."""
     if e.doors:
-        if e.name == "scan":
+        if e.is_scan:
             return _refused_by_scan(e, e.doors[0], kept)
         if called(e.eqn) is None:
             return _ends(e)

@@ -87,7 +87,7 @@ class PartialSums(Region):
         """The sum so far; `values` are the operands of `e`, a product's as they are used."""
         if e.name == "dot_general":
             return Partial((Term(e, tuple(values)),))
-        if e.name == "convert_element_type":
+        if e.primitive.casts:
             return values[0].cast(e)
         parts = [v if isinstance(v, Partial) else Partial((), (v,)) for v in values]
         return Partial(tuple(t for p in parts for t in p.terms), tuple(w for p in parts for w in p.wholes))
@@ -152,7 +152,7 @@ def _sum(context: Context, e: Equation, sums: dict[Value, _Sum]) -> _Sum | None:
         axes = _contracted(context.layout, e)
         return _Sum(axes, (e,)) if axes and context.layout.batchy(e.outs[0]) else None
     adds = e.primitive.elementwise and e.primitive.adds
-    if not adds and e.name != "convert_element_type":
+    if not adds and not e.primitive.casts:
         return None
     terms = [sums[v] for v in e.ins if v in sums]
     single = all(len(context.readers[v]) == 1 for v in e.ins if v in sums)

@@ -110,9 +110,7 @@ def unreduced(context: Context) -> Unreduced:
     layout, deferred = context.layout, context.deferred
     members = {*deferred.makers}
     for e in layout.program.equations if deferred.values else ():
-        ends = (
-            (v for door in e.doors for v in (*door.scope.ins, *door.scope.outs)) if e.name == "scan" else ()
-        )
+        ends = (v for door in e.doors for v in (*door.scope.ins, *door.scope.outs)) if e.is_scan else ()
         if not deferred.values.isdisjoint(ends if e.doors else e.outs):
             members.add(e.index)
     loop_sums = _loop_sums(context, deferred)
@@ -132,7 +130,7 @@ def _loop_sums(context: Context, deferred: Deferred) -> dict[tuple[int, int], Lo
     def rank(e: Equation) -> tuple[bool, bool]:
         return not context.labels.get(e.index, "").startswith(GRADIENT), phase.get(e.index) != BACKWARD
 
-    for e in (e for e in program.equations if e.name == "scan"):
+    for e in (e for e in program.equations if e.is_scan):
         for k, (inside, outside, _) in enumerate(e.doors[0].out):
             if inside in deferred.values and outside not in deferred.values:
                 before = flow.back([inside], lambda _v, w, _e: w in deferred.values)
