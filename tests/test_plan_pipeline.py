@@ -13,7 +13,7 @@ from jaxshard_magic.pipeline import executed, jobs
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import building
 
-WIDTH, LAYERS = 32, 4
+WIDTH, LAYERS = 64, 4
 FORMS = {
     "data": ("pp+dp", "stage=2 data=4", {}),
     "fully sharded": ("pp+fsdp", "stage=2 fsdp=4", {}),
@@ -23,6 +23,10 @@ FORMS = {
     "recomputed": ("pp+fsdp", "stage=2 fsdp=4", {"remat": "full"}),
     "one device": ("pp", "stage=8", {"microbatches": 8}),
 }
+
+# By how much planned memory may be off where XLA for CPU devices keeps weights that it gathered, and what it computes
+# again, for longer than a plan takes it to.
+LONGER_HELD = {"fully sharded": 0.2, "recomputed": 0.45}
 
 
 def train_step(state, rows):
@@ -96,8 +100,65 @@ def test_the_planned_memory_of_a_pipeline_is_near_that_of_its_compiled_stages(fo
     assert planned.source == "planned"
     for a, b in zip(planned.per_device, compiled.per_device, strict=True):
         assert (a.device, a.params, a.optimizer, a.batch) == (b.device, b.params, b.optimizer, b.batch)
-        # XLA for CPU devices orders what it computes again with no thought of memory.
-        assert a.peak == pytest.approx(b.peak, rel=0.25 if form == "recomputed" else 0.1)
+        assert a.peak == pytest.approx(b.peak, rel=LONGER_HELD.get(form, 0.1))
+
+
+def test_the_plan_tells_what_a_teacher_before_the_gradient_call_sends_from_its_line():
+    def run(weights, x):
+        for w in weights:
+            x = jax.nn.gelu(x @ w)
+        return x
+
+    def step(weights, teacher, rows):
+        wanted = run(teacher, rows)
+        value, grads = jax.value_and_grad(lambda w: jnp.mean((run(w, rows) - wanted) ** 2))(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    draw = np.random.default_rng(0)
+    weights, teacher = (
+        [draw.normal(0, 0.1, (256, 256)).astype(np.float32) for _ in range(4)] for _ in range(2)
+    )
+    given = weights, teacher, draw.normal(size=(64, 256)).astype(np.float32)
+    sharded_step = sharded("fully sharded", step)
+    planned = sharded_step.plan(*given)
+    sharded_step.prepare(*given)
+    of_planned, of_compiled = (
+        sum(c.count for c in report.collectives if c.kind == "all-gather" and c.bytes == 256 * 256 * 4)
+        for report in (planned, sharded_step.report())
+    )
+    # Each of the 8 microbatches: 4 weights forward, and 3 of them backward.
+    assert of_planned == of_compiled == len(teacher) + 8 * (4 + 3)
+    assert any((c.what or "").startswith("teacher") for c in planned.collectives)
+
+
+def test_what_a_loss_gives_beside_its_value_counts_in_the_planned_memory():
+    def step(weights, rows):
+        def loss(w):
+            made = jax.nn.gelu(rows @ w["up"]) @ w["down"]
+            return jnp.mean(made**2), made @ w["wide"]
+
+        (value, made), grads = jax.value_and_grad(loss, has_aux=True)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value, made
+
+    draw = np.random.default_rng(0)
+    sizes = {"up": (32, 64), "down": (64, 32), "wide": (32, 2048)}
+    weights = {name: draw.normal(0, 0.1, size).astype(np.float32) for name, size in sizes.items()}
+    given = weights, draw.normal(size=(64, 8, 32)).astype(np.float32)
+    sharded_step = sharded("data", step)
+    planned = sharded_step.plan(*given).memory.per_device[-1]
+    sharded_step.prepare(*given)
+    compiled = sharded_step.report().memory.per_device[-1]
+    assert compiled.temporaries > 64 * 8 * 2048 * 4 / 4
+    assert planned.temporaries == pytest.approx(compiled.temporaries, rel=0.25)
+
+
+@pytest.mark.ci
+def test_a_plan_shows_nothing_that_was_recorded_of_another_call():
+    step, (state, rows) = sharded("data"), arguments()
+    state, _ = step(state, rows)
+    step.profile(args=(state, rows))
+    report = step.plan(state, rows[:32])
+    assert report.pipeline.source == "predicted" and report.measured is None
 
 
 def test_the_plan_of_a_pipeline_compiles_nothing_and_is_the_same_again(no_compiler):

@@ -12,7 +12,7 @@ from ..plan import Sent
 from ..program.flow import Flow, needed
 from ..program.ir import Program, Value
 from ..program.labels import GRADIENT, label_of, weight_label
-from ..program.phases import BACKWARD, UPDATE, phases
+from ..program.phases import BACKWARD, beside_gradients, phases
 from ..program.sizes import array_bytes
 from ..report import Leaf
 from ..schedule.actions import KINDS
@@ -31,16 +31,16 @@ from .texts import home_of
 if TYPE_CHECKING:
     from ..step import Entry
 
-UPDATES = "update", 0  # stands for the programs of the update, of which the plan of the whole step tells
+BESIDE = "beside", 0  # stands for the programs beside the stages', of which the plan of the whole step tells
 
 
 def said_by_plan(
     entry: "Entry", pipeline: Pipeline, leaves: Sequence[Leaf], text: SourceText
 ) -> dict[Key, Said]:
-    """Return the collectives of each program of a pipeline, with the lines that cause them, and those of the update as
-    one.
+    """Return the collectives of each program of a pipeline, with the lines that cause them, and those of what stands
+    around its gradient calls as one, as the plan of the whole step on one rank has them.
 
-    Programs that make the loss of a batch from those of its microbatches are left out: they send a few numbers.
+    What puts the results of microbatches together is left out: a loss is a few numbers.
 
     Args:
         entry: the step, with the plan of one rank's devices.
@@ -57,32 +57,33 @@ def said_by_plan(
             found[key] = Said(tuple(_of_sums(entry, pipeline, number, leaves, text)))
     run = entry.plan.run
     if isinstance(run, Hold):
-        updates = caused_by_plan(entry, run, leaves, text)
-        found[UPDATES] = Said(tuple((sent, cause) for sent, cause in updates if cause.phase == UPDATE))
+        beside = beside_gradients(run.program)
+        caused = caused_by_plan(entry, run, leaves, text)
+        found[BESIDE] = Said(tuple((sent, cause) for sent, cause in caused if sent.equation in beside))
     return found
 
 
 def bytes_by_plan(pipeline: Pipeline) -> dict[Key, int | None]:
-    """Return the bytes on one device that each program takes beside its arguments, as `footprint` estimates them."""
-    return {key: _bytes_of(pipeline, key) for key in pipeline.jobs()}
+    """Return the bytes on one device that each program takes beside its arguments: those of stages as `footprint`
+    estimates them, of all others their results, where these don't take the place of arguments."""
+    return {key: _bytes_of(pipeline, *key) for key in pipeline.jobs()}
 
 
-def _bytes_of(pipeline: Pipeline, key: Key) -> int:
-    kind, number = key
+def _bytes_of(pipeline: Pipeline, kind: str, number: int) -> int:
     avals, homes = pipeline.split.around.program.avals, pipeline.homes
+    taken: Sequence[Value] = ()
     if kind in KINDS:
         return _bytes_of_stage(pipeline, kind, number)
-    rank = pipeline.rank_of(key)
+    if kind == "prepare":  # parts of the batch and sums of gradients, which are counted apart
+        return 0
     if kind == "settle":
         settled = pipeline.settled[number]
-        made, taken = [settled.loss.gradient_of[i] for i in settled.owned], []
-    elif kind == "group":
-        made, taken = pipeline.split.placed.groups[number].wanted, pipeline.groups[number][2]
+        made = [settled.loss.gradient_of[i] for i in settled.owned]
+    elif kind == "finish":
+        made = pipeline.split.losses[number].made_by_hub
     else:
-        made, taken = (
-            [],
-            [],
-        )  # parts of the batch and sums of gradients, which are counted apart; a few numbers
+        made, taken = pipeline.split.placed.groups[number].wanted, pipeline.groups[number][2]
+    rank = pipeline.rank_of((kind, number))
     size, freed = (sum(shard_bytes(avals[v], homes.sharding(v, rank)) for v in vs) for vs in (made, taken))
     return max(0, size - freed)
 

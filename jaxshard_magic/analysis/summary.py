@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def summarize(step: "ShardedStep", entry: "Entry") -> Report:
-    """The Report of one of the programs of `step`, or of one that is only planned."""
+    """The Report of one of the programs of `step`, or of one that is only planned: then without what was recorded of
+    others."""
     reading = reading_of(entry)
     mesh, target = reading.mesh, target_of(step.mesh)
     chip, attached = _chip(step, mesh)
@@ -50,7 +51,8 @@ def summarize(step: "ShardedStep", entry: "Entry") -> Report:
     times = timing(_measured(step, entry), entry.plan, roof, collectives or (), attached)
     pipeline = None
     if isinstance(entry.compiled, Pipeline) and reading.staged is not None:
-        recorded = None if step.last_profile is None else step.last_profile.run
+        profile = _profile_of(step, entry)
+        recorded = None if profile is None else profile.run
         how = {"recorded": recorded, "chip": chip, "target": target, "simulated": mesh.source == "simulated"}
         pipeline = in_time(entry, entry.compiled, reading.staged, reading.leaves, **how)
     if pipeline is not None and chip is not None:
@@ -107,14 +109,20 @@ def _profiled(
     attached: bool,
 ) -> Measured | None:
     """Where the time of recorded steps went; None where none were recorded."""
-    if step.last_profile is None:
+    profile = _profile_of(step, entry)
+    if profile is None:
         return None
     rows, wires = tuple(collectives or ()), dict[str, Wire]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
     said = None if reading.staged is None else reading.staged.said
     beside = Beside(rows, chip, wires, attached)
-    return profiled(step.last_profile, entry, reading.moves, said, beside)
+    return profiled(profile, entry, reading.moves, said, beside)
+
+
+def _profile_of(step: "ShardedStep", entry: "Entry") -> Profile | None:
+    """What was recorded last; None for a plan."""
+    return None if entry.compile_s is None else step.last_profile
 
 
 def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
+from ..meanwhile import tick
 from ..program.callbacks import Callbacks
 from ..program.compiling import awaited, compile_lowered, compilers, jit
 from ..program.lines import lines_kept
@@ -92,6 +93,7 @@ def make(jobs: Mapping[Key, Job], *, calls_host: bool = False) -> dict[Key, Made
     programs: dict[Key, Future[Compiled]] = {}
     with compilers() as pool:
         for key, job in jobs.items():
+            tick()  # many of them take their time
             lowered = job.lowered()
             like = likeness(lowered) if jax.tree.leaves((job.ins, job.outs)) else key
             if like in first:

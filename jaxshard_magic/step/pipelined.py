@@ -85,8 +85,10 @@ class SplitCall:
     again: Callable[[Sequence[Wish]], Split]
     trace_s: float
 
-    def pipeline(self, wishes: Sequence[Wish] | None = None, taken: Sequence[int] = ()) -> Pipeline:
-        """The stages on their ranks, none of them compiled; `taken`: inputs whose memory it may take over."""
+    def pipeline(self, donated: Sequence[int] = (), wishes: Sequence[Wish] | None = None) -> Pipeline:
+        """The stages on their ranks, none of them compiled; `donated`: inputs whose memory it may take over, by their
+        positions behind the constants."""
+        taken = [len(self.traced.consts) + i for i in donated]
         return Pipeline(self.split if wishes is None else self.again(wishes), self.plan, self.ranks, taken)
 
 
@@ -191,8 +193,7 @@ def plan_pipelined(
         call = split_call(peeled, request, say, traces)
     with own_mesh(None):
         donated = to_donate(peeled, call.traced, call.plan, request.donate)
-        n = len(call.traced.consts)
-        entry = _entry(peeled, request, call, call.pipeline(taken=[n + i for i in donated]), donated)
+        entry = _entry(peeled, request, call, call.pipeline(donated), donated)
     if request.pipeline.balance != "measured":
         return entry
     message = "Stages are balanced by their FLOPs here: --balance measured needs a run of them."
@@ -257,9 +258,7 @@ def _compiled(
     options, target = request.pipeline, target_of(request.mesh)
     assert options is not None
     donated = to_donate(peeled, call.traced, call.plan, request.donate)
-    n = len(call.traced.consts)
-    taken = [n + i for i in donated]
-    pipeline = call.pipeline(taken=taken)
+    pipeline = call.pipeline(donated)
     calls_host = target is None and may_raise(call.traced.closed)
     if options.balance == "measured":
         if target is not None:
@@ -268,7 +267,7 @@ def _compiled(
             )
         say("measuring the stages")
         pipeline.compile(calls_host=calls_host)
-        pipeline = call.pipeline([Wish(options.cut, each) for each in unit_seconds(pipeline)], taken)
+        pipeline = call.pipeline(donated, [Wish(options.cut, each) for each in unit_seconds(pipeline)])
     say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
@@ -290,7 +289,8 @@ def _compiled(
                     _compiler(target, compile_limit, complaints),
                     lambda done: say(f"compiling for {target.name}: {done}"),
                 )
-    run = _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None
+    arrays = call.traced.closed.in_avals[len(call.traced.consts) :]
+    run = _call(pipeline, donated, arrays) if target is None else None
     if run is not None and calls_host:
         run = as_equinox_raises(peeled, run)
     seconds = time.perf_counter() - start

@@ -280,8 +280,8 @@ class ShardedStep(CalledAgain, Copied):
 
         It has the layout, memory, communication with the lines that cause it, and on a chip whose figures are known a
         step's time, all of them the plan's. Costs a trace and a plan, and another plan for each hint that is checked.
-        Of a pipeline, which is split into its stages for it, memory is estimated program by program, and sums of a few
-        numbers are left out. Raises `ShardError` for what can't be planned.
+        A pipeline is split into its stages for it; what lies between the operations of its update is not estimated, nor
+        is what puts the results of microbatches together. Raises `ShardError` for what can't be planned.
 
         >>> import jax, jaxshard_magic
         >>> import jax.numpy as jnp

@@ -65,10 +65,9 @@ def _others(axes: Axes, taken: Iterable[str]) -> Axes:
 
 
 def grouped(context: Context) -> Grouped:
-    """The convolutions of which an operand, or the result, has its groups divided, and those that add up over divided
-    examples, or places under a window, of which several devices have the same of an operand: XLA's partitioner (seen
-    with jaxlib 0.10 and 0.12) gets the gradient of a kernel wrong where a mesh axis divides nothing that is added up
-    of the image, or of the gradient of the result."""
+    """The convolutions of which an operand, or the result, has its groups divided, and those that add up over examples
+    or places that only some mesh axes divide, in the image or in the gradient of the result: XLA's partitioner gets the
+    gradient of a kernel wrong then (seen with jaxlib 0.10 and 0.12)."""
     layout = context.layout
 
     def divided(e: Equation) -> bool:
