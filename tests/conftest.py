@@ -19,6 +19,7 @@ os.environ.update(SETTINGS)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a process that a shell began in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
@@ -32,6 +33,10 @@ from jaxshard_magic import simulate
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+
+# How long an example takes says more of the machine than of the package.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 CPU_DEVICES = "jax_num_cpu_devices"
 MAPS = Path("/proc/self/maps")

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "checkpoints": ("coordination files placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
-    "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
+    "pipeline": ("meanwhile schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
         "cell_files places placing request program gradients strategies plan live report hardware wires targets "
         "schedule pipeline units",
