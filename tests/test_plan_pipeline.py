@@ -1,6 +1,7 @@
 """`step.plan(...)` of pipelines: the report of stages that nothing has compiled, beside that of the compiled ones."""
 
 import threading
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -57,15 +58,15 @@ def sharded(form, step=train_step, **more):
     return jaxshard_magic.shard(step, strategy, mesh=f"cpu:8 {mesh}", **{"check": False, **options, **more})
 
 
-def large(report):
-    """The communication of a report but single numbers, of which a plan leaves some out, and the names of activations,
-    which it does not tell."""
-    named = (c.what if c.what is None or "activation" not in c.what else None for c in report.collectives)
-    return sorted(
-        (c.kind, c.axes, c.bytes, c.count, c.wire_bytes, c.phase or "", c.line or 0, what or "")
-        for c, what in zip(report.collectives, named, strict=True)
-        if c.bytes > 4
-    )
+def large(report, lines=True):
+    """How often each sends of what is more than a number, of which a plan leaves some out; with its line, and the
+    weight that it is for."""
+    found = Counter()
+    for c in report.collectives:
+        weight = None if c.what is None or "activation" in c.what else c.what
+        if c.bytes > 4:
+            found[c.kind, c.axes, c.bytes, c.phase, *((c.line, weight) if lines else ())] += c.count
+    return found
 
 
 @pytest.fixture
@@ -85,7 +86,12 @@ def test_the_plan_of_a_pipeline_sends_what_its_compiled_stages_send_from_the_sam
     step.prepare(*given)
     compiled = step.report()
     assert planned.leaves == compiled.leaves
-    assert large(planned) == large(compiled) != []
+    # Of what is computed again, compilers choose whose line a gather has.
+    lines = form != "recomputed"
+    assert large(planned, lines) == large(compiled, lines) != Counter()
+    assert sum(c.wire_bytes for c in planned.collectives if c.bytes > 4) == sum(
+        c.wire_bytes for c in compiled.collectives if c.bytes > 4
+    )
     assert planned.pipeline.bubble == compiled.pipeline.bubble
     assert [rank.holds for rank in planned.pipeline.ranks] == [rank.holds for rank in compiled.pipeline.ranks]
 

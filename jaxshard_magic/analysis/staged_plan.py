@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..gradients.accumulate import summed_in
 from ..pipeline.executed import Pipeline
@@ -10,7 +10,7 @@ from ..pipeline.jobs import Key
 from ..pipeline.programs import Share, StageProgram
 from ..plan import Sent
 from ..program.flow import Flow, needed
-from ..program.ir import Program, Value
+from ..program.ir import Value
 from ..program.labels import GRADIENT, label_of, weight_label
 from ..program.phases import BACKWARD, beside_gradients, phases
 from ..program.sizes import array_bytes
@@ -134,7 +134,8 @@ def _of_stage(
             continue
         label = None if sent.value is None else weight_label(whole, flow, sent.value)
         label = label_of(label or stage.hold.labels.get(sent.equation) or "")
-        yield sent, _cause(entry, whole, sent.equation, phase_of[sent.equation], _named(label, named), text)
+        traceback = stage.hold.traceback(whole.equations[sent.equation])
+        yield sent, _cause(entry, traceback, phase_of[sent.equation], _named(label, named), text)
 
 
 def _of_sums(
@@ -152,7 +153,7 @@ def _of_sums(
         shape = stage.sharding(value).shard_shape(aval.shape)
         size = array_bytes(shape, summed_in(aval.dtype))
         what = _named((GRADIENT, settled.owned.index(i)), named)
-        cause = _cause(entry, whole, whole.maker[value].index, BACKWARD, what, text)
+        cause = _cause(entry, whole.maker[value].eqn.source_info.traceback, BACKWARD, what, text)
         yield Sent("all-reduce", axes, prod(pipeline.ranks.mesh.shape[a] for a in axes), size, 1), cause
 
 
@@ -164,10 +165,8 @@ def _named(label: tuple[str, int] | None, leaves: Sequence[Leaf]) -> str | None:
     return f"gradient of {path}" if label[0] == GRADIENT else path
 
 
-def _cause(
-    entry: "Entry", program: Program, equation: int, phase: str, what: str | None, text: SourceText
-) -> Cause:
-    origin = place_of(called(program.equations[equation].eqn.source_info.traceback), home_of(entry))
+def _cause(entry: "Entry", traceback: Any, phase: str, what: str | None, text: SourceText) -> Cause:
+    origin = place_of(called(traceback), home_of(entry))
     frame = origin.frame
     if frame is None:
         return Cause(phase=phase, what=what)
