@@ -1,11 +1,12 @@
 """What the plan of a step says where nothing is compiled: its memory and its communication, as predicted."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Finding, Sent
+from ..program.ir import Program
 from ..program.labels import GRADIENT, label_of, weight_label
 from ..program.phases import phases
 from ..report import Collective, Leaf, Memory
@@ -16,10 +17,11 @@ from ..strategies.traffic import traffic
 from ..units import byte_text
 from .advice.case import OnceALoop
 from .collectives import Cause, merge, wire_bytes
-from .frames import called
+from .frames import Frame, called
 from .memory import device_limit, memory, with_temporaries
 from .origin import called_at, place_of
 from .sources import SourceText
+from .texts import home_of
 
 if TYPE_CHECKING:
     from ..step import Entry
@@ -50,7 +52,7 @@ def plan_alone(
     if isinstance(run, Hold):
         peak = _peak(entry, run)
         held = with_temporaries(held, lambda arrays: max(peak - arrays, 0))
-        sent = merge(caused_by_plan(entry, run, leaves, text))
+        sent = merge(caused_by_plan(traffic(run), run.program, run, leaves, text, home_of(entry)))
     known = (
         "Arrays at rest are exact, and no more is known"
         if sent is None
@@ -121,26 +123,51 @@ def _sent_by_kind(collectives: Sequence[Collective]) -> Counter[str]:
 
 
 def caused_by_plan(
-    entry: "Entry", hold: Hold, leaves: Sequence[Leaf], text: SourceText
+    collectives: Iterable[Sent],
+    program: Program,
+    hold: Hold,
+    leaves: Sequence[Leaf],
+    text: SourceText,
+    home: Sequence[str],
 ) -> Iterator[tuple[Sent, Cause]]:
-    """Yield the collectives of a plan as `hold` emits it, each with the user's line and the array that it is for.
-    `leaves`: all flat inputs of the step, by position; `text`: the user's files."""
-    program, flow = hold.program, hold.layout.flow
-    phase_of, home = phases(program, flow), [entry.home] if entry.home else []
-    for sent in traffic(hold):
+    """Yield collectives of a plan, each with the user's line and the array that it is for.
+
+    Args:
+        collectives: those that `traffic` tells of `hold`.
+        program: what `hold` emits, or a program that is alike, whose lines are wanted.
+        hold: the program under a layout.
+        leaves: the arrays that labels name, in the order of their numbers.
+        text: the user's files, in which lines are looked up.
+        home: the file that defines the step, where that is known.
+    """
+    flow = hold.layout.flow
+    phase_of = phases(program, flow)
+    for sent in collectives:
         if sent.equation is None:
             yield sent, Cause()
             continue
-        origin = place_of(called(hold.traceback(program.equations[sent.equation])), home)
+        frames = called(hold.traceback(program.equations[sent.equation]))
         name = hold.labels.get(sent.equation)
         if sent.value is not None:
             name = weight_label(program, flow, sent.value)
-        label, what = label_of(name or ""), None
-        if label is not None:
-            path = leaves[label[1]].path
-            what = f"gradient of {path}" if label[0] == GRADIENT else path
-        phase, frame = phase_of[sent.equation], origin.frame
-        if frame is None:
-            yield sent, Cause(phase=phase, what=what)
-        else:
-            yield sent, Cause(phase, frame.file, frame.line, text.line(frame), called_at(origin), what)
+        label = label_of(name or "")
+        yield sent, cause_of(frames, phase_of[sent.equation], label, leaves, text, home)
+
+
+def cause_of(
+    frames: Sequence[Frame],
+    phase: str,
+    label: tuple[str, int] | None,
+    leaves: Sequence[Leaf],
+    text: SourceText,
+    home: Sequence[str],
+) -> Cause:
+    """Return the cause of a collective whose equation was called at `frames`, innermost last. `label`: the number of
+    the array that it is for, and whether it is for its gradient; else as `caused_by_plan` has them."""
+    origin, what = place_of(frames, home), None
+    if label is not None and label[1] < len(leaves):
+        path = leaves[label[1]].path
+        what = f"gradient of {path}" if label[0] == GRADIENT else path
+    if (frame := origin.frame) is None:
+        return Cause(phase=phase, what=what)
+    return Cause(phase, frame.file, frame.line, text.line(frame), called_at(origin), what)

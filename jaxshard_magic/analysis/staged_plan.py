@@ -2,17 +2,17 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..gradients.accumulate import summed_in
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key
 from ..pipeline.programs import Share, StageProgram
 from ..plan import Sent
-from ..program.flow import Flow, needed
+from ..program.flow import needed
 from ..program.ir import Value
-from ..program.labels import GRADIENT, label_of, weight_label
-from ..program.phases import BACKWARD, beside_gradients, phases
+from ..program.labels import GRADIENT
+from ..program.phases import BACKWARD, beside_gradients
 from ..program.sizes import array_bytes
 from ..report import Leaf
 from ..schedule.actions import KINDS
@@ -21,8 +21,7 @@ from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
 from .collectives import Cause
 from .frames import called
-from .origin import called_at, place_of
-from .planned import caused_by_plan
+from .planned import cause_of, caused_by_plan
 from .sources import SourceText
 from .staged_memory import shard_bytes
 from .staged_moves import Said, leaves_of
@@ -48,18 +47,21 @@ def said_by_plan(
         leaves: all flat inputs of the step, by position.
         text: the user's files, in which lines are looked up.
     """
-    found: dict[Key, Said] = {}
+    found, home = dict[Key, Said](), home_of(entry)
     for key in pipeline.jobs():
         kind, number = key
-        if kind in KINDS:
-            found[key] = Said(tuple(_of_stage(entry, pipeline, key, leaves, text)))
-        elif kind == "settle":
-            found[key] = Said(tuple(_of_sums(entry, pipeline, number, leaves, text)))
+        named = leaves_of(pipeline, key, leaves)
+        if kind == "settle":
+            found[key] = Said(tuple(_sums(pipeline, number, named, text, home)))
+        elif kind in KINDS and (hold := pipeline.stages[number].hold) is not None:
+            program = pipeline.stages[number].program
+            sent = traffic(hold, _equations(_share(program, kind)))
+            found[key] = Said(tuple(caused_by_plan(sent, program.whole, hold, named, text, home)))
     run = entry.plan.run
     if isinstance(run, Hold):
         beside = beside_gradients(run.program)
-        caused = caused_by_plan(entry, run, leaves, text)
-        found[BESIDE] = Said(tuple((sent, cause) for sent, cause in caused if sent.equation in beside))
+        sent = [each for each in traffic(run) if each.equation in beside]
+        found[BESIDE] = Said(tuple(caused_by_plan(sent, run.program, run, leaves, text, home)))
     return found
 
 
@@ -117,32 +119,11 @@ def _equations(share: Share) -> Collection[int]:
     return needed(share.whole.top, wanted, {*share.known})
 
 
-def _of_stage(
-    entry: "Entry", pipeline: Pipeline, key: Key, leaves: Sequence[Leaf], text: SourceText
+def _sums(
+    pipeline: Pipeline, number: int, leaves: Sequence[Leaf], text: SourceText, home: Sequence[str]
 ) -> Iterator[tuple[Sent, Cause]]:
-    """Yield the collectives of a program of a stage."""
-    kind, s = key
-    stage = pipeline.stages[s]
-    if stage.hold is None:
-        return
-    whole, named = stage.program.whole, leaves_of(pipeline, key, leaves)
-    flow = Flow(whole)
-    phase_of = phases(whole, flow)
-    for sent in traffic(stage.hold, _equations(_share(stage.program, kind))):
-        if sent.equation is None:
-            yield sent, Cause()
-            continue
-        label = None if sent.value is None else weight_label(whole, flow, sent.value)
-        label = label_of(label or stage.hold.labels.get(sent.equation) or "")
-        traceback = stage.hold.traceback(whole.equations[sent.equation])
-        yield sent, _cause(entry, traceback, phase_of[sent.equation], _named(label, named), text)
-
-
-def _of_sums(
-    entry: "Entry", pipeline: Pipeline, number: int, leaves: Sequence[Leaf], text: SourceText
-) -> Iterator[tuple[Sent, Cause]]:
-    """Yield the sums over devices of the gradients that a rank owns, each once a step."""
-    settled, named = pipeline.settled[number], leaves_of(pipeline, ("settle", number), leaves)
+    """Yield the sums over devices of the gradients that a rank owns, each once a step. `leaves`: of these gradients."""
+    settled = pipeline.settled[number]
     for i, s, k in settled.sums:
         stage = pipeline.stages[s]
         lies, value = stage.parts[k], stage.program.gradients[k]
@@ -150,24 +131,7 @@ def _of_sums(
             continue
         whole, axes = stage.program.whole, lies[0]
         aval = whole.avals[value]
-        shape = stage.sharding(value).shard_shape(aval.shape)
-        size = array_bytes(shape, summed_in(aval.dtype))
-        what = _named((GRADIENT, settled.owned.index(i)), named)
-        cause = _cause(entry, whole.maker[value].eqn.source_info.traceback, BACKWARD, what, text)
+        size = array_bytes(stage.sharding(value).shard_shape(aval.shape), summed_in(aval.dtype))
+        frames = called(whole.maker[value].eqn.source_info.traceback)
+        cause = cause_of(frames, BACKWARD, (GRADIENT, settled.owned.index(i)), leaves, text, home)
         yield Sent("all-reduce", axes, prod(pipeline.ranks.mesh.shape[a] for a in axes), size, 1), cause
-
-
-def _named(label: tuple[str, int] | None, leaves: Sequence[Leaf]) -> str | None:
-    """The path of the parameter that a label names, or of which it names the gradient."""
-    if label is None or label[1] >= len(leaves):
-        return None
-    path = leaves[label[1]].path
-    return f"gradient of {path}" if label[0] == GRADIENT else path
-
-
-def _cause(entry: "Entry", traceback: Any, phase: str, what: str | None, text: SourceText) -> Cause:
-    origin = place_of(called(traceback), home_of(entry))
-    frame = origin.frame
-    if frame is None:
-        return Cause(phase=phase, what=what)
-    return Cause(phase, frame.file, frame.line, text.line(frame), called_at(origin), what)
