@@ -98,6 +98,29 @@ neighbours = convolved(lambda head: jnp.stack([head, 2 * head]))
 with_edges = convolved(lambda head: jnp.stack([head, 2 * head, head]), "SAME")
 
 
+def by_neighbour(p, batch):
+    """Rows that are added to those that each names, as messages of a graph are; rows added name real ones."""
+    h = jnp.tanh(p["table"][batch["x"]].mean(1))
+    to = batch["x"].sum(1) % 7
+    sums = jax.ops.segment_sum(h, to, num_segments=h.shape[0])
+    return jnp.sin(sums - jnp.zeros_like(h).at[to].subtract(h)).mean(), {}
+
+
+def set_by_row(p, batch):
+    """Numbers that are set, multiplied and bounded at places of rows, and of rows that others name."""
+    h = p["table"][batch["x"]].mean(1)
+    places = jnp.arange(h.shape[0]), batch["y"]
+    to = batch["x"].sum(1) % 7
+    h = h.at[places].set(1.0).at[places].multiply(2.0) + jnp.zeros_like(h).at[to].max(h)
+    return jnp.tanh(jnp.zeros((20, 8)).at[to + 7].min(h)).mean() + jnp.tanh(h).mean(), {}
+
+
+def set_where_promised(p, batch):
+    h = p["table"][batch["x"]].mean(1)
+    to = batch["x"].sum(1) % 7
+    return jnp.tanh(jnp.zeros_like(h).at[to].max(h, mode="promise_in_bounds")).mean(), {}
+
+
 def pooled(p, batch):
     h = p["table"][batch["x"]].mean(1)
     return jnp.square(jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "VALID")).mean(), {}
@@ -106,7 +129,16 @@ def pooled(p, batch):
 @pytest.mark.parametrize(
     ("loss", "examples"),
     thinned(
-        [(mean, 13), (masked, 13), (total, 13), (mean, 2), (drawn, 13), (beside, 13)],
+        [
+            (mean, 13),
+            (masked, 13),
+            (total, 13),
+            (mean, 2),
+            (drawn, 13),
+            (beside, 13),
+            (by_neighbour, 13),
+            (set_by_row, 13),
+        ],
         [(masked, 13)],
     ),
 )
@@ -181,10 +213,12 @@ def regrouped(p, batch):
     return jnp.square(logits.reshape(CLASSES, -1).mean(0)).mean(), {}
 
 
-@pytest.mark.parametrize("loss", [contrasted, sorted_, turned, regrouped, pooled, neighbours, with_edges])
+@pytest.mark.parametrize(
+    "loss", [contrasted, sorted_, turned, regrouped, pooled, neighbours, with_edges, set_where_promised]
+)
 def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
     with pytest.raises(
-        ShardError, match=r"--pad: \w+ at \S+, line \d+ works on several examples at once"
+        ShardError, match=r"--pad: [\w-]+ at \S+, line \d+ works on several examples at once"
     ) as error:
         jaxshard_magic.shard(step_of(loss), "dp", mesh="data=4", pad=True)(params(), data())
     assert "\n" not in str(error.value)

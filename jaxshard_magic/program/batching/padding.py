@@ -65,8 +65,11 @@ class Padded(Emitter):
         backwards = e.primitive.kind is Kind.RUNNING and e.params.get(
             "reverse"
         )  # a row depends on those after it
-        if e.primitive.fill is not None and (backwards or self.loses_rows(e)):
+        sets_rows = _sets_rows(e, self.dims)
+        if e.primitive.fill is not None and (backwards or self.loses_rows(e) or sets_rows):
             values = [self._filled(x, v, e.primitive.fill) for x, v in zip(values, e.ins, strict=True)]
+        elif sets_rows:  # at no place
+            values[1] = self._filled(values[1], e.ins[1], lambda dtype: jnp.iinfo(dtype).max)
         return super().equation(e, values)
 
     def dims(self, v: Value | None) -> list[int]:
@@ -119,7 +122,9 @@ class Padded(Emitter):
         wrong = any(len(self.dims(v)) > 1 for v in (*large.ins, *large.outs))
         if not large.doors and self.grown(large):
             lost = self.loses_rows(large)
-            wrong |= lost and large.primitive.fill is None
+            sets_rows = _sets_rows(large, self.dims)
+            left_out = sets_rows and large.params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
+            wrong |= (lost or sets_rows) and large.primitive.fill is None and not left_out
             wrong |= _touches(small, large, self.dims)
             if (c := large.contraction) is not None:
                 wrong |= (
@@ -182,3 +187,11 @@ def _convolves(e: Equation, c: Contraction, dims: Any) -> bool:
         for i, j, k in c.windowed
         if i in dims(e.ins[0]) or j in dims(e.ins[1]) or k in dims(e.outs[0])
     )
+
+
+def _sets_rows(e: Equation, dims: Any) -> bool:
+    """Does an equation set rows, or add them, where indices with a row for each say?"""
+    if not e.primitive.scatters:
+        return False
+    beside = e.params["dimension_numbers"].scatter_indices_batching_dims
+    return not set(dims(e.ins[1])).issubset(beside)

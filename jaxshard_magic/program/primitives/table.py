@@ -200,7 +200,7 @@ _SCATTER = {"sharding_rule": sharding_rules.scatter, "follow": indexing.scatter,
 _add("scatter scatter-mul scatter_mul scatter-min scatter_min", Kind.LOOKUP, **_SCATTER)
 _add("scatter-max scatter_max scatter-apply", Kind.LOOKUP, **_SCATTER)
 _add("scatter", Kind.LOOKUP, linear=slice(0, None, 2))
-_add("scatter-sub scatter_sub", Kind.LOOKUP, linear=slice(0, None, 2), adds=True, **_SCATTER)
+_add("scatter-sub scatter_sub", Kind.LOOKUP, linear=slice(0, None, 2), adds=True, fill=zero, **_SCATTER)
 _add("scatter-add scatter_add", Kind.LOOKUP, linear=slice(0, None, 2), adds=True, **_SCATTER)
 _add("scatter-add scatter_add", Kind.LOOKUP, fill=zero, rounds=True, runs=Runs.FLOAT)
 
