@@ -3,7 +3,7 @@
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
@@ -89,8 +89,15 @@ def format_spec(spec: Iterable[str | Iterable[str] | None]) -> str:
     return f"P({', '.join(_format_entry(e) for e in spec)})"
 
 
-def validate_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | AbstractMesh, what: str) -> None:
-    """Raise `ShardError` where `spec` cannot shard an array of `shape` over `mesh`; `what` names the array.
+def validate_spec(
+    spec: PartitionSpec,
+    shape: Sequence[int],
+    mesh: Mesh | AbstractMesh,
+    what: str,
+    padded: Container[str] = (),
+) -> None:
+    """Raise `ShardError` where `spec` cannot shard an array of `shape` over `mesh`; `what` names the array,
+    `padded` the axes over which a dimension may be uneven, since rows are added to it.
 
     An axis that the mesh has not, an axis twice, more entries than dimensions, a size that does not divide.
     """
@@ -123,7 +130,7 @@ def validate_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | Abstra
     for d, (size, entry) in enumerate(zip(shape, spec, strict=False)):
         axes = _axes(entry)
         parts = math.prod(mesh.shape[a] for a in axes)
-        if size % parts:
+        if size % parts and not any(axis in padded for axis in axes):
             named = " × ".join(f"{a}={mesh.shape[a]}" for a in axes)
             unsharded = tuple(None if i == d else e for i, e in enumerate(spec))
             raise ShardError(

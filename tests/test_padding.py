@@ -154,6 +154,22 @@ def test_all_numbers_are_those_of_the_real_rows(loss, examples):
     assert said.message.startswith(f"{-examples % 4} rows added to the {examples} examples")
 
 
+def test_a_batch_that_a_spec_divides_gets_its_rows_too():
+    step, batch, specs = step_of(masked), data(), {f"batch.{name}": "P('data')" for name in "xyw"}
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=4", pad=True, specs=specs)
+    got, want = sharded(params(), batch), step(params(), batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_that_a_spec_divides_unevenly_is_refused_though_rows_are_added_to_the_batch():
+    sharded = jaxshard_magic.shard(
+        step_of(masked), "dp", mesh="data=4", pad=True, specs={"p.head": "P(None, 'data')"}
+    )
+    with pytest.raises(ShardError, match=r"p\.head: dimension 1 of \(8, 5\) has size 5"):
+        sharded(params(), data())
+
+
 def test_a_batch_that_divides_is_left_as_it_is():
     sharded = jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4", pad=True)
     sharded(params(), data(12))

@@ -1,6 +1,6 @@
 """What the user says about placement: specs of arguments, rules by path, the model's own Flax metadata."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
@@ -14,11 +14,18 @@ from ..specs import Placement, check_rules, format_spec, match_rules, validate_s
 from .layout import Axes, Layout, Spec, partition_spec, spec_of
 
 
-def placements(traced: Traced, request: Request, metadata: Sequence[Any] = ()) -> dict[int, Placement]:
+def placements(
+    traced: Traced, request: Request, metadata: Sequence[Any] = (), padded: Container[str] = ()
+) -> dict[int, Placement]:
     """Where the user wants inputs; a spec of an argument beats a rule, a rule beats metadata.
 
-    `metadata`: the Flax partitioning, or None, of each of the last inputs, which only `spmd` follows. Raises
-    `ShardError` for a name or rule that matches nothing, and for a spec that does not fit its array.
+    Args:
+        traced: the step.
+        request: has the specs and the rules.
+        metadata: the Flax partitioning, or None, of each of the last inputs, which only `spmd` follows.
+        padded: the mesh axes over which a dimension may be uneven, since rows will be added to it.
+
+    Raises `ShardError` for a name or rule that matches nothing, and for a spec that does not fit its array.
     """
     mesh, rules = request.mesh, request.rules
     names = [path_name(p) for p in traced.in_paths]
@@ -26,16 +33,20 @@ def placements(traced: Traced, request: Request, metadata: Sequence[Any] = ()) -
     for i, noted in enumerate(metadata, len(names) - len(metadata)):
         if noted is not None and request.compiler_decides:
             spec = _known_axes(noted, mesh)
-            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), "the model's own metadata")
+            placed[i] = Placement(_of(traced, i, spec, mesh, names[i], padded), "the model's own metadata")
     for i, name in enumerate(names):
         rule = match_rules(rules, name)
         if rule is not None:
             pattern, spec = rule
-            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"rule {pattern}={format_spec(spec)}")
+            placed[i] = Placement(
+                _of(traced, i, spec, mesh, names[i], padded), f"rule {pattern}={format_spec(spec)}"
+            )
     check_rules(rules, names)
     for name, spec in request.specs.items():
         for i in _fitting(name, names, traced, spec):
-            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"given {name}={format_spec(spec)}")
+            placed[i] = Placement(
+                _of(traced, i, spec, mesh, names[i], padded), f"given {name}={format_spec(spec)}"
+            )
     return placed
 
 
@@ -72,9 +83,9 @@ def apply_placements(layout: Layout, placed: Mapping[int, Placement]) -> None:
         layout.why[i].append(g.source)
 
 
-def _of(traced: Traced, i: int, spec: PartitionSpec, mesh: Mesh, name: str) -> Spec:
+def _of(traced: Traced, i: int, spec: PartitionSpec, mesh: Mesh, name: str, padded: Container[str]) -> Spec:
     shape = traced.closed.in_avals[i].shape
-    validate_spec(spec, shape, mesh, name)
+    validate_spec(spec, shape, mesh, name, padded)
     return spec_of(spec) + [()] * (len(shape) - len(spec))
 
 

@@ -40,7 +40,9 @@ def understand(
         dims = Dimensions(traced.program, (1,))  # what a device has is divided no further
         examples = find_batch(dims, traced.roles, batch or _split_along(traced))
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
-    placed, sizes = placements(traced, request, metadata), tuple(request.mesh.shape.values())
+    rows_follow = request.gradients.pad and request.pipeline is None and batch is None
+    placed = placements(traced, request, metadata, request.batch_axes if rows_follow else ())
+    sizes = tuple(request.mesh.shape.values())
     tensor_parallel = (
         prod(request.mesh.shape[axis] for axis in request.axes["tp"]) if "tp" in request.axes else 0
     )
