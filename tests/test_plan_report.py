@@ -102,21 +102,6 @@ def test_a_plan_compiles_and_runs_nothing(no_compiler, given):
         step.report()
 
 
-def test_weights_that_a_loop_reads_are_gathered_in_each_trip_as_planned():
-    """XLA for CPU devices would gather them once, before the loop, where those of chips do not."""
-    step = sharded("fsdp", microbatches=4)
-    planned = step.plan(*shapes())
-    step.prepare(*shapes())
-    compiled = step.report()
-    assert rows(planned) == rows(compiled)
-    once = sharded("fsdp")
-    once.prepare(*shapes())
-    trips, whole = (
-        sum(c.count for c in each.collectives if c.kind == "all-gather") for each in (compiled, once.report())
-    )
-    assert trips == 4 * whole
-
-
 def test_a_plan_predicts_a_chip_that_is_not_attached(no_compiler):
     report = sharded("fsdp", on="v5e").plan(*shapes())
     assert report.timing.predicted_low_s < report.timing.predicted_step_s < report.timing.predicted_high_s

@@ -284,8 +284,7 @@ class Hold(Emitter):
 
         In a body one layer lives at a time. In straight-line code a later use gathers again, behind a barrier
         tied to an earlier activation, once more than `cap` bytes are kept: else XLA merges it with the first gather
-        and every full weight stays alive from forward to backward. XLA for CPU devices would gather what each trip of a
-        loop reads once before the loop, which those of chips don't: there it is tied to an activation of the trip.
+        and every full weight stays alive from forward to backward.
         """
         layout, body, x = self.layout, self._bodies[-1], values[k]
         rest, use = self._rest(v), layout.in_use(v)
@@ -301,7 +300,7 @@ class Hold(Emitter):
         if (laid := self._laid.get(id(x))) is not None and id(laid.source) in body.kept:
             return self.layout.pin(bind(laid.equation.eqn, [body.kept[id(laid.source)].gathered])[0], use)
         source, kind = x, frozenset(c for c, axes in zip(layout.storage.of(v), rest, strict=True) if axes)
-        if tie is not None and (layout.simulated if body.is_loop else kind in body.fetched):
+        if not body.is_loop and kind in body.fetched and tie is not None:
             x, _ = lax.optimization_barrier((self.layout.pin(x, rest), tie))
         body.fetched.add(kind)
         body.keep(source, self._to_use(x, v), nbytes(self.program.avals[v]), self.cap)
