@@ -20,7 +20,7 @@ from .roofline import known
 
 
 def staged_memory(
-    pipeline: Pipeline, leaves: Sequence[Leaf], own: Mapping[Key, int | None], source: str = "compiled"
+    pipeline: Pipeline, leaves: Sequence[Leaf], own: Mapping[Key, int | None], source: str
 ) -> Memory:
     """Bytes on each device at its peak: the step's own arrays there and, as temporaries, the larger of what the actions
     hold (activations, sums of gradients, the batch in microbatches, a program's own) and of what the update makes.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..gradients.accumulate import summed_in
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key
-from ..pipeline.programs import Share, StageProgram
+from ..pipeline.programs import Share
+from ..pipeline.stage_jobs import StageJobs
 from ..plan import Sent
 from ..program.flow import needed
 from ..program.ir import Value
@@ -55,7 +56,7 @@ def said_by_plan(
             found[key] = Said(tuple(_sums(pipeline, number, named, text, home)))
         elif kind in KINDS and (hold := pipeline.stages[number].hold) is not None:
             program = pipeline.stages[number].program
-            sent = traffic(hold, _equations(_share(program, kind)))
+            sent = traffic(hold, _equations(program.share(kind)))
             found[key] = Said(tuple(caused_by_plan(sent, program.whole, hold, named, text, home)))
     run = entry.plan.run
     if isinstance(run, Hold):
@@ -68,14 +69,19 @@ def said_by_plan(
 def bytes_by_plan(pipeline: Pipeline) -> dict[Key, int | None]:
     """Return the bytes on one device that each program takes beside its arguments: those of stages as `footprint`
     estimates them, of all others their results, where these don't take the place of arguments."""
-    return {key: _bytes_of(pipeline, *key) for key in pipeline.jobs()}
+    # A rank that is one device holds its stages to no layout.
+    holds = [
+        stage.hold or Hold(pipeline.insides(s).layout(stage.program))
+        for s, stage in enumerate(pipeline.stages)
+    ]
+    return {key: _bytes_of(pipeline, holds, *key) for key in pipeline.jobs()}
 
 
-def _bytes_of(pipeline: Pipeline, kind: str, number: int) -> int:
+def _bytes_of(pipeline: Pipeline, holds: Sequence[Hold], kind: str, number: int) -> int:
     avals, homes = pipeline.split.around.program.avals, pipeline.homes
     taken: Sequence[Value] = ()
     if kind in KINDS:
-        return _bytes_of_stage(pipeline, kind, number)
+        return _bytes_of_stage(pipeline.stages[number], holds[number], kind)
     if kind == "prepare":  # parts of the batch and sums of gradients, which are counted apart
         return 0
     if kind == "settle":
@@ -90,9 +96,8 @@ def _bytes_of(pipeline: Pipeline, kind: str, number: int) -> int:
     return max(0, size - freed)
 
 
-def _bytes_of_stage(pipeline: Pipeline, kind: str, s: int) -> int:
-    stage, share = pipeline.stages[s], _share(pipeline.stages[s].program, kind)
-    hold = stage.hold or Hold(pipeline.insides(s).layout(stage.program))
+def _bytes_of_stage(stage: StageJobs, hold: Hold, kind: str) -> int:
+    share = stage.program.share(kind)
     results = [v for v in share.wanted if isinstance(v, Value)]
     beside = 0
     if kind in "BW":  # gradients, which are added up one by one
@@ -102,16 +107,6 @@ def _bytes_of_stage(pipeline: Pipeline, kind: str, s: int) -> int:
             (shard_bytes(stage.program.whole.avals[v], stage.sharding(v)) for v in gradients), default=0
         )
     return beside + footprint_of_part(hold, _equations(share), share.known, results)
-
-
-def _share(program: StageProgram, kind: str) -> Share:
-    """The part of a stage's program that an action of a kind runs."""
-    return {
-        "F": lambda: program.forward,
-        "B": lambda: program.backward,
-        "I": lambda: program.input_gradient,
-        "W": lambda: program.weight_gradient,
-    }[kind]()
 
 
 def _equations(share: Share) -> Collection[int]:

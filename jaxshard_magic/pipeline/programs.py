@@ -142,6 +142,12 @@ class StageProgram:
         known = [*self.kept, *self.kept_for_weights]
         return Share(self.whole, self._behind, known, self.gradients)
 
+    def share(self, kind: str) -> "Share":
+        """The part that an action of a kind runs: F, B, I or W."""
+        if kind == "F":
+            return self.forward
+        return {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
+
     @property
     def _behind(self) -> list[int]:
         """The inputs that are there for the backward pass without being kept for each microbatch."""

@@ -30,13 +30,9 @@ class Functions:
 
     def __init__(self, program: StageProgram, layout: Layout | None, first: int):
         self.runner = runner = Runner(program, layout)
-        backward = _of_microbatch(program, runner, program.backward)
-        self.run = {
-            "F": _of_microbatch(program, runner, program.forward),
-            "B": _adding(backward, len(program.moving_ins)),
-            "I": _of_microbatch(program, runner, program.input_gradient),
-            "W": _adding(_of_microbatch(program, runner, program.weight_gradient), 0),
-        }
+        run = {kind: _of_microbatch(program, runner, program.share(kind)) for kind in _NAMES}
+        given_back = len(program.moving_ins)
+        self.run = {**run, "B": _adding(run["B"], given_back), "W": _adding(run["W"], 0)}
         for kind, run in self.run.items():
             run.__name__ = run.__qualname__ = f"stage{first}_{_NAMES[kind]}"
 

@@ -191,14 +191,13 @@ def plan_pipelined(
     assert request.pipeline is not None
     with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
         call = split_call(peeled, request, say, traces)
+    if request.pipeline.balance == "measured":
+        message = "Stages are balanced by their FLOPs here: --balance measured needs a run of them."
+        findings = (*call.plan.findings, Finding("balanced-by-flops", "info", message))
+        call = replace(call, plan=replace(call.plan, findings=findings))
     with own_mesh(None):
         donated = to_donate(peeled, call.traced, call.plan, request.donate)
-        entry = _entry(peeled, request, call, call.pipeline(donated), donated)
-    if request.pipeline.balance != "measured":
-        return entry
-    message = "Stages are balanced by their FLOPs here: --balance measured needs a run of them."
-    findings = (*entry.plan.findings, Finding("balanced-by-flops", "info", message))
-    return replace(entry, plan=replace(entry.plan, findings=findings))
+        return _entry(peeled, request, call, call.pipeline(donated), donated)
 
 
 def _entry(
