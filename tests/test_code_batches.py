@@ -168,6 +168,20 @@ def assert_close(notebook: Notebook, run, rtol: float = 1e-5) -> None:
 
 
 @pytest.mark.ci
+def test_a_leaf_without_columns_is_taken_in_parts_like_others(notebook, tmp_path):
+    step = """empty = jnp.zeros((32, 0))
+def train_step(w, x, empty):
+    def loss_fn(w):
+        return errors(w, jnp.concatenate([x, empty], 1)).mean()
+    loss, grads = jax.value_and_grad(loss_fn)(w)
+    return descend(w, grads), loss
+"""
+    program, run = run_of(notebook, step, "dp --microbatches 4", tmp_path, more=", empty")
+    assert program.same
+    assert_close(notebook, run)
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("step", "call"),
     [

@@ -212,6 +212,22 @@ def pooled_with_an_edge(params, x):
     return jnp.sum(jnp.sin(made)) / 32 + jnp.sum(jnp.sin(jnp.sort(y, 1))) / 192
 
 
+@pytest.mark.parametrize("running", [lax.cumsum, lax.cummin, lax.cumprod])
+def test_a_running_reduction_of_rows_without_columns_is_empty(running):
+    def step(w, rows, empty):
+        def loss(w):
+            return jnp.mean((rows @ w) ** 2) + jnp.sum(running(empty, 0, reverse=True))
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grads, value, running(empty, 0)
+
+    rows = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
+    given = np.ones((SIZE, SIZE), np.float32), rows, np.zeros((SIZE, 0), np.float32)
+    _, value, made = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8")(*given)
+    assert made.shape == (SIZE, 0)
+    np.testing.assert_allclose(value, jax.jit(step)(*given)[1], rtol=1e-6)
+
+
 @pytest.mark.parametrize("loss", [sorted_and_pooled, pooled_with_an_edge])
 def test_xla_does_not_divide_windows_that_the_plan_leaves_whole(loss):
     """It chose to where nothing was pinned: wrong gradients, and an abort."""

@@ -44,12 +44,12 @@ def in_microbatches(gradients, parts, *batch, mean=True, own=False):
     shards = 1 if own else math.prod(mesh.shape[axis] for axis in EXAMPLES)
 
     def cut(x):
-        x = x.reshape(shards, parts, -1, *x.shape[1:]).swapaxes(0, 1)
-        return x.reshape(parts, -1, *x.shape[3:])
+        x = x.reshape(shards, parts, len(x) // (shards * parts), *x.shape[1:]).swapaxes(0, 1)
+        return jax.lax.collapse(x, 1, 3)
 
     def joined(x):
-        x = x.reshape(parts, shards, -1, *x.shape[2:]).swapaxes(0, 1)
-        return x.reshape(-1, *x.shape[3:])
+        x = x.reshape(parts, shards, x.shape[1] // shards, *x.shape[2:]).swapaxes(0, 1)
+        return jax.lax.collapse(x, 0, 3)
 
     def trip(sums, part):
         found = jax.tree.leaves(gradients(*part))
@@ -111,7 +111,7 @@ def scan_in_segments(segments):
         def segment(carry, xs):
             return jax.lax.scan(f, carry, xs, trips // segments, reverse, unroll)
 
-        cut = jax.tree.map(lambda x: x.reshape(segments, -1, *x.shape[1:]), xs)
+        cut = jax.tree.map(lambda x: x.reshape(segments, trips // segments, *x.shape[1:]), xs)
         carry, ys = jax.lax.scan(segment, init, cut, segments, reverse)
         return carry, jax.tree.map(lambda y: y.reshape(trips, *y.shape[2:]), ys)
 
@@ -146,7 +146,9 @@ def in_shards(gradients, parts, *batch, mean=True, lie=None, rounded=(), dtype=N
     loop = functools.partial(in_microbatches, gradients, parts, mean=mean, own=True)
     one = loop if parts > 1 else gradients
     whole = jax.eval_shape(gradients, *batch)
-    batch = jax.tree.map(lambda x: hold(x.reshape(shards, -1, *x.shape[1:]), P(EXAMPLES)), batch)
+    batch = jax.tree.map(
+        lambda x: hold(x.reshape(shards, len(x) // shards, *x.shape[1:]), P(EXAMPLES)), batch
+    )
     found = jax.vmap(one, spmd_axis_name=EXAMPLES)(*batch)  # each on its device, along a first dimension
 
     def finished(path, x, aval, place):

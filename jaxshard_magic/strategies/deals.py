@@ -92,5 +92,6 @@ def _rearranged(x: Any, place: Place, devices: int, back: bool) -> Any:
     order = np.asarray(parts_in_order(devices))
     order, shape, d = np.argsort(order) if back else order, x.shape, place.dim
     outer = shape[d] // (place.count * place.inner)
-    parts = x.reshape(*shape[:d], outer, 2 * devices, -1, *shape[d + 1 :])
+    each = place.count * place.inner // (2 * devices)
+    parts = x.reshape(*shape[:d], outer, 2 * devices, each, *shape[d + 1 :])
     return jnp.take(parts, order, d + 1, mode="clip", unique_indices=True).reshape(shape)

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ...plan import Sent
 from ...program import control_flow
@@ -37,8 +38,9 @@ class OwnExperts(Region):
         n, k = scan_counts(e.params)
         inside, summed = loop.scope.ins, sorted(loop.sums)
         read = {i: self._brought(e.ins[i], jnp.asarray(values[i])) for i in self._read(loop)}
+        trips = e.params["length"] // parts
         stacks = [
-            self._pin(jnp.moveaxis(read[i].reshape(parts, -1, *read[i].shape[1:]), 1, 0), inside[i], lead=1)
+            self._pin(read[i].reshape(parts, trips, *read[i].shape[1:]).swapaxes(0, 1), inside[i], lead=1)
             for i in range(n + k, len(values))
         ]
         start = [jnp.asarray(values[n + i]) for i in summed]
@@ -53,9 +55,9 @@ class OwnExperts(Region):
             outs = body(*(given[i] for i in range(len(values))))
             return tuple(outs[i] for i in summed), tuple(outs[k:])
 
-        carried, made = control_flow.scan(e, trip, sums, tuple(stacks), e.params["length"] // parts)
+        carried, made = control_flow.scan(e, trip, sums, tuple(stacks), trips)
         added = {i: self._added(e.outs[i], x, own) for i, x, own in zip(summed, start, carried, strict=True)}
-        wholes = (jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]) for x in made)
+        wholes = (lax.collapse(jnp.moveaxis(x, 0, 1), 0, 2) for x in made)
         return [
             *(added.get(i, values[n + i]) for i in range(k)),
             *(self.layout.pin(x, self._lies(v)) for x, v in zip(wholes, e.outs[k:], strict=True)),

@@ -35,7 +35,8 @@ class Running(Region):
         def pin(x: Any, of_blocks: Axes, *inside: Axes) -> Any:
             return layout.pin(x, [*spec[:d], of_blocks, *inside, *spec[d + 1 :]])
 
-        split = pin(x.reshape(*x.shape[:d], blocks, -1, *x.shape[d + 1 :]), spec[d], ())
+        shape = (*x.shape[:d], blocks, x.shape[d] // blocks, *x.shape[d + 1 :])
+        split = pin(x.reshape(shape), spec[d], ())
         within = pin(bind(e.eqn.replace(params={**e.params, "axis": d + 1}), [split])[0], spec[d], ())
         last = lax.index_in_dim(within, 0 if reverse else -1, d + 1, keepdims=False)
         ends = pin(pin(last, spec[d]), ())
