@@ -213,17 +213,19 @@ def pooled_with_an_edge(params, x):
 
 
 @pytest.mark.parametrize("running", [lax.cumsum, lax.cummin, lax.cumprod])
-def test_a_running_reduction_of_rows_without_columns_is_empty(running):
+@pytest.mark.parametrize(("strategy", "specs", "dim"), [("dp", {}, 0), ("sp", {"empty": "P(None, 'seq')"}, 1)])
+def test_a_running_reduction_of_rows_without_columns_is_empty(running, strategy, specs, dim):
     def step(w, rows, empty):
         def loss(w):
-            return jnp.mean((rows @ w) ** 2) + jnp.sum(running(empty, 0, reverse=True))
+            return jnp.mean((rows @ w) ** 2) + jnp.sum(running(empty, dim, reverse=True))
 
         value, grads = jax.value_and_grad(loss)(w)
-        return w - 0.1 * grads, value, running(empty, 0)
+        return w - 0.1 * grads, value, running(empty, dim)
 
     rows = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
     given = np.ones((SIZE, SIZE), np.float32), rows, np.zeros((SIZE, 0), np.float32)
-    _, value, made = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8")(*given)
+    sharded = jaxshard_magic.shard(step, strategy, mesh=MESHES[strategy], specs=specs)
+    _, value, made = sharded(*given)
     assert made.shape == (SIZE, 0)
     np.testing.assert_allclose(value, jax.jit(step)(*given)[1], rtol=1e-6)
 

@@ -19,6 +19,7 @@ from .homes import Homes, Insides, Ranks
 from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make, shape_of
 from .leaves import Leaf, Output
 from .loss_stages import LossStages
+from .programs import HeldParts
 from .rank import LossPlan, RankPlan, RankRun, StagePlan
 from .rank_jobs import Prepared, Settled, Whole, group_job
 from .record import Event, Handover, Run
@@ -61,8 +62,10 @@ class Pipeline:
         self.leaves = [Leaf(i, self.homes, self.wants) for i in range(len(split.leaves))]
         self.outputs = [Output(o, self.homes) for o in range(len(split.outputs))]
         self._taken = self._may_take(donated)
+        around, layout = split.around.program, self.homes.around
+        self.beside = None if layout is None else HeldParts(layout, handed_on=layout.read_elsewhere)
         self.groups = [
-            group_job(split.around.program, g, self.homes, self._taken) for g in split.placed.groups
+            group_job(around, self.beside, g, self.homes, self._taken) for g in split.placed.groups
         ]
         self._lock = threading.RLock()
         self._actors: list[Actor] = []

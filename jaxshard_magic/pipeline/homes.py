@@ -1,9 +1,8 @@
 """Where every array of a split step lies: on the sub-mesh of a rank, as the plan of the whole step has it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -11,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..plan import LeafPlan, Plan, Share
 from ..program.flops import Work, counted
 from ..program.flow import Flow
-from ..program.ir import Value
+from ..program.ir import Program, Value
 from ..program.memory_kinds import memory_kind
-from ..program.roles import OPTIMIZER
+from ..program.roles import BATCH, OPTIMIZER
 from ..strategies.layout import Layout, partition_spec
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
@@ -98,6 +97,64 @@ class Homes:
             return self._alone[v]
         return self._of_kind.get(self._kinds.of(v), self._own.get(v, PartitionSpec()))
 
+    def axes(self, v: Value) -> list[tuple[str, ...]]:
+        """The mesh axes that divide each dimension of a value around the gradient calls."""
+        axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in self.spec(v)]
+        return axes + [()] * (len(self.split.around.program.shapes[v]) - len(axes))
+
+    @cached_property
+    def around(self) -> Layout | None:
+        """The layout that what stands around the gradient calls is held to; None where a rank is one device."""
+        if self.ranks.each[0].size == 1:
+            return None
+        split, plan, program = self.split, self.plan, self.split.around.program
+        stored = {v for loss in split.losses for v in loss.gradient_of.values()}
+        for leaf, part in zip(plan.leaves, split.leaves, strict=True):
+            stored.update(part.values if leaf.role != BATCH else ())
+        place = {v: i for i, v in enumerate(program.inputs)}
+        made = {v: o for o, v in enumerate(program.outputs)}
+        becomes = {
+            made[after]: place[before]
+            for o, i in plan.state_pairs.items()
+            for after, before in zip(split.outputs[o].values, split.leaves[i].values, strict=False)
+        }
+
+        def along(axes: Collection[str]) -> dict[int, tuple[int, ...]]:
+            """Of each input that is not stored the dimensions that these axes divide, where there are any."""
+            found = {
+                place[v]: tuple(d for d, on in enumerate(self.axes(v)) if not {*axes}.isdisjoint(on))
+                for v in place
+                if v not in stored
+            }
+            return {i: dims for i, dims in found.items() if dims}
+
+        positions = along(plan.jobs.get("sp", ()))
+        jobs = {name: axes for name, axes in plan.jobs.items() if name != "sp" or positions}
+        parameters = {place[v]: self.axes(v) for v in stored}
+        inputs = Inputs(parameters, along(plan.batch_axes), positions, becomes)
+        return self.layout(program, jobs, inputs, [v for group in split.placed.groups for v in group.wanted])
+
+    def layout(
+        self,
+        program: Program,
+        jobs: Mapping[str, tuple[str, ...]],
+        inputs: Inputs,
+        read_elsewhere: Collection[Value] = (),
+    ) -> Layout:
+        """The layout of a part of the step on the devices of one rank, where these `jobs` of its axes are done."""
+        mesh, plan = self.ranks.each[0], self.plan
+        platform = mesh.devices.flat[0].platform
+        return layout_within(
+            program,
+            mesh.abstract_mesh,
+            platform,
+            jobs,
+            plan.batch_axes,
+            inputs,
+            plan.attention,
+            read_elsewhere,
+        )
+
     def sharding(self, v: Value, rank: int) -> NamedSharding:
         """Of a value around the gradient call, on a rank."""
         return self.at(rank, self.spec(v), self._memory.get(v))
@@ -152,8 +209,6 @@ class Insides:
 
     def __init__(self, stages: LossStages, homes: Homes):
         self._stages, self._homes, self._plan = stages, homes, homes.plan
-        self._mesh = homes.ranks.each[0]
-        self._platform = self._mesh.devices.flat[0].platform
         call, pieces = stages.call, stages.cut.pieces
         examples = {
             i: (dim,)
@@ -163,31 +218,14 @@ class Insides:
         self._layouts: dict[StageProgram, Layout] = {}
         self._shares: dict[StageProgram, list[tuple[Work, Share]]] = {}
         parameters = {i: self._parameter(i) for i in range(len(pieces)) if self._is_state(i)}
-        self._loss = self._layout(stages.cut.program, Inputs(parameters, examples))
+        self._loss = homes.layout(stages.cut.program, self._plan.jobs, Inputs(parameters, examples))
 
     def _parameter(self, i: int) -> list[tuple[str, ...]]:
-        loss = self._stages.cut.program
-        rank = len(loss.shapes[loss.inputs[i]])
-        spec = self._homes.spec(self._stages.input_of[i])
-        axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
-        return axes + [()] * (rank - len(axes))
-
-    def _layout(self, program: Any, inputs: Inputs, read_elsewhere: Collection[Value] = ()) -> Layout:
-        plan = self._plan
-        return layout_within(
-            program,
-            self._mesh.abstract_mesh,
-            self._platform,
-            plan.jobs,
-            plan.batch_axes,
-            inputs,
-            plan.attention,
-            read_elsewhere,
-        )
+        return self._homes.axes(self._stages.input_of[i])
 
     def of(self, program: StageProgram) -> Layout | None:
         """The layout that a stage's program is held to; None where a rank is one device."""
-        return None if self._mesh.size == 1 else self.layout(program)
+        return None if self._homes.ranks.each[0].size == 1 else self.layout(program)
 
     def layout(self, program: StageProgram) -> Layout:
         """The layout of a stage's program."""
@@ -202,8 +240,9 @@ class Insides:
         positions = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.sequence))}
         first = len(whole.outputs) - n
         frozen = {n + k: i for k, i in enumerate(stage.others) if self._is_state(i)}
-        self._layouts[program] = self._layout(
+        self._layouts[program] = self._homes.layout(
             whole,
+            self._plan.jobs,
             Inputs(
                 {k: self._parameter(i) for k, i in (*enumerate(stage.parameters), *frozen.items())},
                 examples,

@@ -234,29 +234,29 @@ class Runner:
         self._program, self._gradients = program.whole, program.gradients
         kept = [*program.kept, *program.kept_for_weights]
         if layout is None:
-            self._emitter: _Plain | _Held = _Plain(program.whole)
+            self._emitter: PlainParts | HeldParts = PlainParts(program.whole)
         else:
             of = {v: k for k, v in enumerate(program.gradients) if isinstance(v, Value)}
             named = gradient_labels(program.whole, layout.flow, of)
-            self._emitter = _Held(layout, named, handed_on=kept, waiting=list(of))
+            self._emitter = HeldParts(layout, named, handed_on=kept, waiting=list(of))
 
     @property
     def hold(self) -> Hold | None:
         """What holds the program to its layout; None where it runs as it is."""
-        return self._emitter if isinstance(self._emitter, _Held) else None
+        return self._emitter if isinstance(self._emitter, HeldParts) else None
 
     def parts_spec(self, k: int) -> Spec | None:
         """Where the gradient of parameter k lies in parts, one for each shard of the examples, along a dimension before
         its own; None where it comes summed."""
         value = self._gradients[k]
-        if not isinstance(self._emitter, _Held) or not isinstance(value, Value):
+        if not isinstance(self._emitter, HeldParts) or not isinstance(value, Value):
             return None
         return self._emitter.region(Unreduced).lies(value)
 
     def summed(self, k: int, x: Any) -> Any:
         """The gradient of parameter k, of which `x` are the parts."""
         value = self._gradients[k]
-        assert isinstance(self._emitter, _Held)
+        assert isinstance(self._emitter, HeldParts)
         assert isinstance(value, Value)
         made = next(e.eqn.source_info for e in self._program.top.equations if value in e.outs)
         with user_context(made.traceback, name_stack=current_name_stack() + made.name_stack):
@@ -273,12 +273,12 @@ class Runner:
         return [next(made) if isinstance(v, Value) else jnp.asarray(v.val) for v in share.wanted]
 
 
-class _Plain(Chosen, Emitter):
-    pass
+class PlainParts(Chosen, Emitter):
+    """Emits parts of a program as they are."""
 
 
-class _Held(Chosen, Hold):
-    pass
+class HeldParts(Chosen, Hold):
+    """Emits parts of a program held to a layout."""
 
 
 def _moves(loss: Program, v: Value) -> bool:

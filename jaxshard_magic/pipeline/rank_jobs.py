@@ -16,6 +16,7 @@ from .homes import Homes
 from .jobs import Job, shape_of
 from .loss_stages import LossStages
 from .places import Group
+from .programs import HeldParts, PlainParts
 from .stage_jobs import StageJobs
 from .stages import inputs_read
 
@@ -192,11 +193,13 @@ class Settled:
 
 
 def group_job(
-    program: Program, group: Group, homes: Homes, taken: Collection[Value]
+    program: Program, hold: HeldParts | None, group: Group, homes: Homes, taken: Collection[Value]
 ) -> tuple[Job, list[Value], list[Value]]:
-    """The job of a group of the step's equations, the values that it reads, and those that it takes over."""
-    part = Part(program, group.wanted, [v for v in group.reads if v not in set(program.inputs)])
+    """The job of a group of the step's equations, the values that it reads, and those that it takes over. `hold` holds
+    the equations of all groups to their layout; None where a rank is one device."""
+    emitter = PlainParts(program) if hold is None else hold
     place = {v: i for i, v in enumerate(program.inputs)}
+    made_elsewhere = [v for v in group.reads if v not in place]
     kept, given = [v for v in group.reads if v not in taken], [v for v in group.reads if v in taken]
 
     def update(kept_arrays: list, given_arrays: list) -> list:
@@ -205,7 +208,8 @@ def group_job(
         for v, x in known.items():
             if v in place:
                 inputs[place[v]] = x
-        return part(inputs, known)
+        emitter.choose(group.wanted, made_elsewhere)
+        return emitter.make(inputs, known)
 
     def of(values: Sequence[Value]) -> tuple[list, list]:
         return [shape_of(program.avals[v]) for v in values], [homes.sharding(v, group.place) for v in values]

@@ -20,6 +20,7 @@ from ..program.weights import largest_weight
 from ..request import Request
 from ..specs import Placement
 from .attention import attend
+from .contested import gather_contested
 from .divided import divided_experts, divided_positions
 from .dp import data_parallel
 from .ep import expert_parallel
@@ -82,6 +83,7 @@ def plan(facts: Facts, request: Request) -> Plan:
             apply(layout, axes[name])
     keep_whole(layout)
     take_apart(layout)
+    gather_contested(layout)
     how = attend(layout, request.attention) if layout.sequence else None
     if how is not None and request.attention == "ring" and not request.rings:
         over = "+".join(layout.sequence_axes)
@@ -133,7 +135,7 @@ def _input_spec(layout: Layout, i: int, given: Mapping[int, Placement]) -> Parti
         return partition_spec(given[i].spec)
     if i in layout.roles.stored and i not in layout.batch.dims:
         return partition_spec(layout.at_rest(value))
-    if i in layout.batch.dims and (layout.batch_axes or layout.sequence):
+    if i in layout.batch.dims:
         return partition_spec(layout.active(value))
     return PartitionSpec()
 
@@ -181,7 +183,7 @@ def _lost(layout: Layout, aval: Any, spec: PartitionSpec, wanted: Axes) -> int:
 def _why(layout: Layout, i: int, given: Mapping[int, Placement]) -> str:
     if i in given:
         return given[i].source
-    if i in layout.batch.dims and (layout.batch_axes or layout.sequence):
+    if i in layout.batch.dims:
         said = _examples(layout, i), why_positions(layout, i)
         return "; ".join(filter(None, said)) or WHOLE
     if i in layout.roles.stored:

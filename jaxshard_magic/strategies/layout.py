@@ -129,10 +129,13 @@ class Layout:
         return self._unique([self.stored.get(c, ()) for c in self.storage.of(value)])
 
     def in_use(self, value: Value) -> Spec:
-        """A weight where an activation meets it: only what tensor parallelism divides, and experts."""
-        spec: Spec = []
-        for axes in self.tensor_axes(value):
-            spec.append(() if any(spec) else axes)
+        """A weight where an activation meets it: only what tensor parallelism divides, and experts. Of two dimensions
+        that may be divided, such as those of a square weight, the one that is divided at rest."""
+        spec = self.tensor_axes(value)
+        if len(may := [d for d, axes in enumerate(spec) if axes]) > 1:
+            rest = self.at_rest(value)
+            kept = next((d for d in may if not {*spec[d]}.isdisjoint(rest[d])), may[0])
+            spec = [axes if d == kept else () for d, axes in enumerate(spec)]
         if self.experts is not None:
             for d, c in enumerate(self.storage.of(value)):
                 if c in self.experts.stored:

@@ -10,6 +10,7 @@ from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program, Value
 from ..program.roles import BATCH, OTHER, PARAMS, Roles
+from .contested import gather_contested
 from .heads import Attentions
 from .layout import Axes, Layout, Spec
 from .pieces import take_apart
@@ -67,6 +68,7 @@ def layout_within(
         layout.keys = keys_of(layout, layout.sequence)
     keep_whole(layout)
     take_apart(layout)
+    gather_contested(layout)
     if layout.sequence and attention == "heads":  # of all attentions, which are in some of the parts
         layout.exchanges = Attentions(layout).by_heads()
     return layout

@@ -35,8 +35,7 @@ class Running(Region):
         def pin(x: Any, of_blocks: Axes, *inside: Axes) -> Any:
             return layout.pin(x, [*spec[:d], of_blocks, *inside, *spec[d + 1 :]])
 
-        shape = (*x.shape[:d], blocks, x.shape[d] // blocks, *x.shape[d + 1 :])
-        split = pin(x.reshape(shape), spec[d], ())
+        split = pin(x.reshape(*x.shape[:d], blocks, -1, *x.shape[d + 1 :]), spec[d], ())
         within = pin(bind(e.eqn.replace(params={**e.params, "axis": d + 1}), [split])[0], spec[d], ())
         last = lax.index_in_dim(within, 0 if reverse else -1, d + 1, keepdims=False)
         ends = pin(pin(last, spec[d]), ())
@@ -58,12 +57,13 @@ class Running(Region):
 
 
 def running(context: Context) -> Running:
-    """The running reductions of a step along divided dimensions, whose parts are equal."""
+    """The running reductions of a step along divided dimensions, whose parts are equal and not empty."""
     layout = context.layout
+    reductions = (e for e in layout.program.equations if e.primitive.running is not None)
     members = {
         e.index
-        for e in layout.program.equations
-        if e.primitive.running is not None and e.ins[0] is not None and _lying(layout, e)[_dimension(e)]
+        for e in reductions
+        if e.ins[0] is not None and all(e.shapes[0]) and _lying(layout, e)[_dimension(e)]
     }
     return Running(members, layout)
 
