@@ -1,5 +1,6 @@
 """A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -12,7 +13,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError
-from ..program.batching.examples import Constant, Joined, Summed, times
+from ..program.batching.examples import Constant, Joined, Rows, Summed, times
 from ..program.batching.follow import Followed, follow, told, unfollowed, unvaried
 from ..program.batching.one_example import follow_one
 from ..program.capture import Gradient
@@ -46,6 +47,36 @@ class Cut:
     def each(self) -> int:
         """Examples in a microbatch."""
         return self.examples // self.microbatches
+
+
+def _keep_together(followed: Followed, cut: Cut) -> None:
+    """Raise ShardError where microbatches would part examples that the loss takes together, those after one another, as
+    `x.reshape(-1, 2)` takes pairs of rows."""
+    together, cause = 1, None
+    for v, label in enumerate(followed.of):
+        if not isinstance(label, Rows) or not followed.large.shapes[v][label.dim]:
+            continue
+        group = cut.examples // math.gcd(cut.examples, followed.large.shapes[v][label.dim])
+        if together % group:
+            together, cause = math.lcm(together, group), cause or followed.large.maker.get(v)
+    each = cut.examples // (cut.microbatches * cut.shards)
+    if each % together == 0:
+        return
+    most = cut.examples // (cut.shards * together)
+    fits = [n for n in range(2, most + 1) if most % n == 0 and cut.examples % (cut.shards * together) == 0]
+    near = min(fits, key=lambda n: abs(n - cut.microbatches), default=None)
+    line = "" if cause is None else f" ({told(followed.large, cause.index)})"
+    shards = f" of each of {cut.shards} shards" if cut.shards > 1 else ""
+    raise ShardError(
+        f"the loss takes {together} examples that follow one another together{line}, and a microbatch would have "
+        f"{each}{shards}; "
+        + (
+            f"--microbatches {near} keeps them together"
+            if near
+            else "no number of microbatches keeps them together"
+        ),
+        option=f"--microbatches {cut.microbatches}",
+    )
 
 
 class Accumulated:
@@ -90,6 +121,8 @@ class Accumulated:
             except ShardError as error:
                 raise ShardError(str(error), option=f"--microbatches {cut.microbatches}") from None
             self.large = self.followed.large
+        if cut.microbatches > 1 and batch:
+            _keep_together(self.followed, cut)
         stateless = Outputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
         self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)

@@ -1,5 +1,6 @@
 """A step's gradient calls seen whole: each one equation, which holds the loss before it is differentiated."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Primitive
-from jax.interpreters import batching
+from jax.interpreters import ad, batching
 from jax.tree_util import register_pytree_node_class
 
 from ..errors import ShardError
@@ -27,6 +28,15 @@ from .untraceable import unbound
 
 gradient_p = Primitive(OPAQUE)
 gradient_p.multiple_results = True
+
+
+class _Here(threading.local):
+    """Of the calling thread: whether gradient calls are made `at_once`, and none of them later."""
+
+    at_once: bool = False
+
+
+_here = _Here()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +77,29 @@ def _in_vmap(_operands: Any, _dims: Any, **_params: Any) -> Any:
 batching.primitive_batchers[gradient_p] = _in_vmap
 
 
+def _differentiated(primals: Sequence[Any], tangents: Sequence[Any], *, gradient: Gradient) -> tuple:
+    """Differentiate a gradient call once more, as a product with a Hessian does: that is taken at once, of all
+    examples, and the call itself later."""
+    moved = tuple(map(ad.instantiate_zeros, tangents))
+    loss = Replay(Program(gradient.loss))
+    _here.at_once = True
+    try:
+        _, changes = jax.jvp(lambda *xs: taken(gradient, loss, xs), tuple(primals), moved)
+    finally:
+        _here.at_once = False
+    return gradient_p.bind(*primals, gradient=gradient), changes
+
+
+ad.primitive_jvps[gradient_p] = _differentiated
+
+
 def capturing(inner: Vjp) -> Vjp:
     """`jax.vjp` that leaves the calls of scalar functions of arrays to be made later, each as one `gradient_p`."""
     busy = False
 
     def vjp(fun, *primals, has_aux: bool = False, **options):
         nonlocal busy
-        if busy:  # a gradient inside the loss
+        if busy or _here.at_once:  # a gradient inside the loss, or one that is differentiated
             return inner(fun, *primals, has_aux=has_aux, **options)
         leaves, tree = jax.tree.flatten(primals)
         moving = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]

@@ -19,6 +19,7 @@ from ..primitives import scan_counts, shape_of
 from ..primitives.primitive import Kind
 from . import ordered
 from .examples import CONSTANT, Label, Ordered, Places, Rows, Size, Sum, Unknown, fits, literal, varying
+from .pulled_back import gradient_of, has_own_gradient, moving, pulled_back, same_equations
 from .rules import lost
 from .site import Lost, Site, factor
 
@@ -48,6 +49,7 @@ class Walk:
     norms: dict[Value, Value] = field(default_factory=dict)
     zeros: set[Value] = field(default_factory=set)
     rigid: bool = False
+    _gradients: dict[Any, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.of = [Unknown()] * len(self.small.avals)
@@ -150,9 +152,35 @@ class Walk:
             self.rigid = True
         self._mark(doors[0][0].scope.ins, [site.zero(i) for i in range(len(ins))])
         try:
-            return self.scope(doors[0][0].scope, doors[0][1].scope, ins)
+            outs = self.scope(doors[0][0].scope, doors[0][1].scope, ins)
         finally:
             self.rigid = rigid
+        if has_own_gradient(e) and not self._pulled_back(site, ins, outs):
+            raise Lost
+        return outs
+
+    def _pulled_back(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
+        """Return whether the rule for the gradient of an equation gives microbatches parts of what it gives the whole
+        batch."""
+        key = site.e.index, (*ins, *outs)
+        if key not in self._gradients:
+            self._gradients[key] = self._gives_parts(site, ins, outs)
+        return self._gradients[key]
+
+    def _gives_parts(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
+        small, large = pulled_back(site.e), pulled_back(site.f)
+        if not same_equations(small, large):
+            return False
+        walk = Walk(small, large, self.ratio, frozenset(), (Orders(small), Orders(large)), rigid=True)
+        given = [gradient_of(outs[o]) for o in moving(site.e.eqn.outvars)]
+        found = walk.outputs([*ins, *given])
+        for i, got, v, var in zip(
+            moving(site.e.eqn.invars), found, small.outputs, small.closed.jaxpr.outvars, strict=True
+        ):
+            zero = bool(np.all(var.val == 0)) if v is None else v in walk.zeros  # pyright: ignore[reportAttributeAccessIssue]
+            if got != gradient_of(ins[i]) and not (got == CONSTANT and zero):
+                return False
+        return True
 
     def _scan(self, site: Site, door: Door, other: Door) -> list[Label]:
         n, k = scan_counts(site.params)
