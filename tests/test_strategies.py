@@ -13,6 +13,7 @@ from theory import steps
 from thinned import thinned
 
 import jaxshard_magic
+from jaxshard_magic import ShardError
 
 ON = [
     ("dp", "data=8"),
@@ -304,6 +305,19 @@ def test_a_batch_that_does_not_divide_is_one_line_with_what_would():
     says = refusal(planned, call, "dp", "data=8")
     assert "batch.x has 30 examples (dim 0), which do not divide by data=8" in says
     assert "24 or 32" in says
+
+
+def test_where_rows_are_mixed_and_another_dimension_does_not_divide_the_rows_can_be_named():
+    def step(w, x):
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * gradient, value, jnp.cumsum(x, 0)
+
+    given = jnp.ones((8, 8)), jnp.ones((16, 4, 8))
+    with pytest.raises(ShardError, match="x has 4 examples") as refused:
+        jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8").plan(*given)
+    assert str(refused.value).endswith("""if dim 0 (16) are the examples, say --spec "x=P('data')\"""")
+    named = jaxshard_magic.shard(step, "dp", mesh="cpu:8 data=8", specs={"x": "P('data')"})
+    np.testing.assert_allclose(named(*given)[2], step(*given)[2], rtol=1e-6)
 
 
 def test_a_step_without_a_batch_says_so():

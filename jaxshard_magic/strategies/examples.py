@@ -17,12 +17,25 @@ def examples_divide(traced: Traced, layout: Layout, *, pads: bool) -> None:
         return
     for i, d, size in _odd(layout):
         over, add = _over(layout), "--pad, which adds rows, " * pads
+        told, named = _before(traced, layout, i, d)
         raise ShardError(
             f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "
             f"use a batch of {' or '.join(map(str, _near(layout, size)))}, {add}or a mesh "
-            f"whose {over.split('=')[0]} divides {size}",
-            fix="--pad" if pads else None,
+            f"whose {over.split('=')[0]} divides {size}{told}",
+            fix=named or ("--pad" if pads else None),
         )
+
+
+def _before(traced: Traced, layout: Layout, i: int, dim: int) -> tuple[str, str | None]:
+    """Return what to say of a dimension of input i before `dim` that divides, and the option that takes it for the
+    examples: where a step mixes its rows, those of another dimension were taken."""
+    shape, axes = traced.closed.in_avals[i].shape, layout.batch_axes
+    fits = (d for d in range(dim) if shape[d] > 1 and shape[d] % layout.count(axes) == 0)
+    if i < len(traced.consts) or (d := next(fits, None)) is None:
+        return "", None
+    over = repr(axes[0]) if len(axes) == 1 else str(axes)
+    option = f'--spec "{path_name(traced.in_paths[i])}=P({"None, " * d}{over})"'
+    return f"; if dim {d} ({shape[d]}) are the examples, say {option}", option
 
 
 def about_the_batch(traced: Traced, layout: Layout) -> Iterator[Finding]:
