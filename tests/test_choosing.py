@@ -315,7 +315,7 @@ def test_an_interrupt_before_anything_has_compiled_ends_the_search(monkeypatch):
 def test_the_decision_path_has_this_steps_figures(memory):
     fits = chosen(plan_only=True).path
     assert [q.answer for q in fits] == [True, True, True]
-    assert "beside 6.84" in fits[1].because and "no other way is clearly faster: 151" in fits[1].because
+    assert "beside 6.84" in fits[1].because and "no other way is clearly faster: 216" in fits[1].because
     assert fits[2].because == "it can be cut into 2 stages"  # of more, each action is too small for its start
     memory(100_000)
     assert chosen(plan_only=True).path[0].answer is False

@@ -157,7 +157,8 @@ def idle(case: Case) -> Iterator[Advice]:
 def _busy(case: Case) -> str | None:
     """What gives idle axes work: the examples, where they divide; a mesh without them, where that is not so."""
     axis, axes = case.idle_axes[0], {a: n for a, n in case.mesh.axes.items() if a not in case.idle_axes}
-    over = [a for leaf in case.batch for a in case.mesh.axes if a in axes_of(leaf.spec)]
+    features = case.jobs.get("tp", ())
+    over = [a for leaf in case.batch for a in case.mesh.axes if a in axes_of(leaf.spec) and a not in features]
     if over:
         wider = axes | {over[0]: axes[over[0]] * devices_along(case.mesh.axes, case.idle_axes)}
         return case.on_mesh(wider if all_divide(case.leaves, wider) else axes)
