@@ -213,7 +213,9 @@ def pooled_with_an_edge(params, x):
 
 
 @pytest.mark.parametrize("running", [lax.cumsum, lax.cummin, lax.cumprod])
-@pytest.mark.parametrize(("strategy", "specs", "dim"), [("dp", {}, 0), ("sp", {"empty": "P(None, 'seq')"}, 1)])
+@pytest.mark.parametrize(
+    ("strategy", "specs", "dim"), [("dp", {}, 0), ("sp", {"empty": "P(None, 'seq')"}, 1)]
+)
 def test_a_running_reduction_of_rows_without_columns_is_empty(running, strategy, specs, dim):
     def step(w, rows, empty):
         def loss(w):

@@ -1,6 +1,5 @@
 """A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -13,8 +12,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError
-from ..program.batching.examples import Constant, Joined, Rows, Summed, times
+from ..program.batching.examples import Constant, Joined, Summed, times
 from ..program.batching.follow import Followed, follow, told, unfollowed, unvaried
+from ..program.batching.neighbours import taken_together
 from ..program.batching.one_example import follow_one
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
@@ -50,15 +50,8 @@ class Cut:
 
 
 def _keep_together(followed: Followed, cut: Cut) -> None:
-    """Raise ShardError where microbatches would part examples that the loss takes together, those after one another, as
-    `x.reshape(-1, 2)` takes pairs of rows."""
-    together, cause = 1, None
-    for v, label in enumerate(followed.of):
-        if not isinstance(label, Rows) or not followed.large.shapes[v][label.dim]:
-            continue
-        group = cut.examples // math.gcd(cut.examples, followed.large.shapes[v][label.dim])
-        if together % group:
-            together, cause = math.lcm(together, group), cause or followed.large.maker.get(v)
+    """Raise ShardError where microbatches would part examples that the loss takes together."""
+    together, cause = taken_together(followed.large, followed.of, cut.examples)
     each = cut.examples // (cut.microbatches * cut.shards)
     if each % together == 0:
         return
@@ -66,7 +59,7 @@ def _keep_together(followed: Followed, cut: Cut) -> None:
     fits = [n for n in range(2, most + 1) if most % n == 0 and cut.examples % (cut.shards * together) == 0]
     near = min(fits, key=lambda n: abs(n - cut.microbatches), default=None)
     line = "" if cause is None else f" ({told(followed.large, cause.index)})"
-    shards = f" of each of {cut.shards} shards" if cut.shards > 1 else ""
+    shards = f" from each of {cut.shards} shards" if cut.shards > 1 else ""
     raise ShardError(
         f"the loss takes {together} examples that follow one another together{line}, and a microbatch would have "
         f"{each}{shards}; "

@@ -196,7 +196,8 @@ def group_job(
     program: Program, hold: HeldParts | None, group: Group, homes: Homes, taken: Collection[Value]
 ) -> tuple[Job, list[Value], list[Value]]:
     """The job of a group of the step's equations, the values that it reads, and those that it takes over. `hold` holds
-    the equations of all groups to their layout; None where a rank is one device."""
+    the equations of all groups to their layout, one group at a time, as jobs are lowered; None where a rank is one
+    device."""
     emitter = PlainParts(program) if hold is None else hold
     place = {v: i for i, v in enumerate(program.inputs)}
     made_elsewhere = [v for v in group.reads if v not in place]

@@ -82,11 +82,11 @@ def _differentiated(primals: Sequence[Any], tangents: Sequence[Any], *, gradient
     examples, and the call itself later."""
     moved = tuple(map(ad.instantiate_zeros, tangents))
     loss = Replay(Program(gradient.loss))
-    _here.at_once = True
+    before, _here.at_once = _here.at_once, True
     try:
         _, changes = jax.jvp(lambda *xs: taken(gradient, loss, xs), tuple(primals), moved)
     finally:
-        _here.at_once = False
+        _here.at_once = before
     return gradient_p.bind(*primals, gradient=gradient), changes
 
 

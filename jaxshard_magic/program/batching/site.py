@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -59,7 +60,7 @@ class Site:
 
     def zero(self, i: int) -> bool:
         v = self.e.eqn.invars[i]
-        return bool(np.all(v.val == 0)) if is_literal(v) else self.e.ins[i] in self.zeros
+        return is_zero(v) if is_literal(v) else self.e.ins[i] in self.zeros
 
     def scale(self, i: int, factor: Fraction) -> None:
         """Operand `i` of the small program times `factor`; whole numbers only where that is whole too."""
@@ -110,6 +111,11 @@ class Site:
         return all(
             _same(f.get(k), x) for k, x in self.params.items() if isinstance(x, (int, float, str, tuple))
         )
+
+
+def is_zero(literal: Any) -> bool:
+    """Return whether a number that is written into a program is zero, as what has no gradient (float0) is."""
+    return getattr(literal.val, "dtype", None) == jax.dtypes.float0 or bool(np.all(literal.val == 0))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -21,7 +21,7 @@ from . import ordered
 from .examples import CONSTANT, Label, Ordered, Places, Rows, Size, Sum, Unknown, fits, literal, varying
 from .pulled_back import gradient_of, has_own_gradient, moving, pulled_back, same_equations
 from .rules import lost
-from .site import Lost, Site, factor
+from .site import Lost, Site, factor, is_zero
 
 OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
 _TRIPS = 3  # through a loop, after which what still changes is unknown: loops in loops multiply them
@@ -49,7 +49,7 @@ class Walk:
     norms: dict[Value, Value] = field(default_factory=dict)
     zeros: set[Value] = field(default_factory=set)
     rigid: bool = False
-    _gradients: dict[Any, bool] = field(default_factory=dict)
+    _mixing: dict[Any, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.of = [Unknown()] * len(self.small.avals)
@@ -104,8 +104,8 @@ class Walk:
         self._mark(e.outs, [e.primitive.alias and site.zero(0)] * len(e.outs))
 
     def _mark(self, values: Sequence[Value], zero: Sequence[bool]) -> None:
-        for v, is_zero in zip(values, zero, strict=True):
-            (self.zeros.add if is_zero else self.zeros.discard)(v)
+        for v, added in zip(values, zero, strict=True):
+            (self.zeros.add if added else self.zeros.discard)(v)
 
     def results(self, site: Site) -> list[Label]:
         """The labels of the results of one equation."""
@@ -155,32 +155,33 @@ class Walk:
             outs = self.scope(doors[0][0].scope, doors[0][1].scope, ins)
         finally:
             self.rigid = rigid
-        if has_own_gradient(e) and not self._pulled_back(site, ins, outs):
+        if not rigid and has_own_gradient(e) and self._mixes_gradients(site, ins, outs):
             raise Lost
         return outs
 
-    def _pulled_back(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
-        """Return whether the rule for the gradient of an equation gives microbatches parts of what it gives the whole
-        batch."""
+    def _mixes_gradients(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
+        """Return whether the rule for the gradient of an equation gives microbatches other than parts of what it gives
+        the whole batch. False where it cannot be followed."""
         key = site.e.index, (*ins, *outs)
-        if key not in self._gradients:
-            self._gradients[key] = self._gives_parts(site, ins, outs)
-        return self._gradients[key]
+        if key not in self._mixing:
+            self._mixing[key] = self._gives_other_than_parts(site, ins, outs)
+        return self._mixing[key]
 
-    def _gives_parts(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
+    def _gives_other_than_parts(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
         small, large = pulled_back(site.e), pulled_back(site.f)
         if not same_equations(small, large):
             return False
         walk = Walk(small, large, self.ratio, frozenset(), (Orders(small), Orders(large)), rigid=True)
         given = [gradient_of(outs[o]) for o in moving(site.e.eqn.outvars)]
         found = walk.outputs([*ins, *given])
-        for i, got, v, var in zip(
-            moving(site.e.eqn.invars), found, small.outputs, small.closed.jaxpr.outvars, strict=True
-        ):
-            zero = bool(np.all(var.val == 0)) if v is None else v in walk.zeros  # pyright: ignore[reportAttributeAccessIssue]
-            if got != gradient_of(ins[i]) and not (got == CONSTANT and zero):
-                return False
-        return True
+        if any(small.equations[i].doors or small.equations[i].primitive.follow is None for i in walk.begins):
+            return False
+        each = zip(moving(site.e.eqn.invars), found, small.outputs, small.closed.jaxpr.outvars, strict=True)
+        return any(
+            got != gradient_of(ins[i])
+            and not (got == CONSTANT and (is_zero(var) if v is None else v in walk.zeros))
+            for i, got, v, var in each
+        )
 
     def _scan(self, site: Site, door: Door, other: Door) -> list[Label]:
         n, k = scan_counts(site.params)
@@ -269,7 +270,7 @@ class Walk:
 
     def _zero_out(self, scope: Scope, i: int) -> bool:
         v, var = scope.outs[i], scope.jaxpr.outvars[i]
-        return bool(np.all(var.val == 0)) if v is None else v in self.zeros
+        return is_zero(var) if v is None else v in self.zeros
 
 
 def _alike(e: Equation, f: Equation) -> bool:
