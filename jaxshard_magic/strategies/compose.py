@@ -135,7 +135,8 @@ def _input_spec(layout: Layout, i: int, given: Mapping[int, Placement]) -> Parti
         return partition_spec(given[i].spec)
     if i in layout.roles.stored and i not in layout.batch.dims:
         return partition_spec(layout.at_rest(value))
-    if i in layout.batch.dims and any(spec := layout.active(value)):
+    spec = layout.active(value) if i in layout.batch.dims else []
+    if layout.batch_axes or layout.sequence or any(spec):
         return partition_spec(spec)
     return PartitionSpec()
 

@@ -168,6 +168,8 @@ class Walk:
         return self._mixing[key]
 
     def _gives_other_than_parts(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
+        if any(isinstance(x, (Places, Ordered)) for x in ins) or self.orders[0].takes_part(site.e):
+            return False  # the rule alone does not show in which order these are
         small, large = pulled_back(site.e), pulled_back(site.f)
         if not same_equations(small, large):
             return False
