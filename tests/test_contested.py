@@ -123,6 +123,13 @@ def test_a_residual_stream_of_square_weights_is_added_up_forward_and_gathered_ba
     }
 
 
+def test_a_leaf_whose_features_are_divided_says_so():
+    for strategy, why in (("tp", ""), ("dp+tp", "examples: dim 0 over data; ")):
+        _, sharded = of(residual, strategy)
+        x = sharded.plan(*arguments()).leaves[-1]
+        assert x.spec[2] == "model" and x.why == f"{why}tp: features, dim 2 over model"
+
+
 def test_rows_that_meet_rows_are_gathered_on_one_side():
     _, sharded = of(contrastive, "dp")
     embeddings = ROWS[0] * WIDTH * 4

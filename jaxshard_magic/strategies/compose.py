@@ -185,7 +185,7 @@ def _why(layout: Layout, i: int, given: Mapping[int, Placement]) -> str:
     if i in given:
         return given[i].source
     if i in layout.batch.dims:
-        said = _examples(layout, i), why_positions(layout, i)
+        said = _examples(layout, i), why_positions(layout, i), _features(layout, i)
         return "; ".join(filter(None, said)) or WHOLE
     if i in layout.roles.stored:
         fixed = layout.fixed_by(layout.program.inputs[i])
@@ -204,6 +204,14 @@ def _examples(layout: Layout, i: int) -> str | None:
     if not divided:
         return f"{rows}: dim {dims[0]} does not divide by {over}={layout.count(layout.batch_axes)}"
     return f"{rows}: dim {', '.join(map(str, divided))} over {over}"
+
+
+def _features(layout: Layout, i: int) -> str | None:
+    """Why a leaf of the batch is divided along a dimension that products with weights divide."""
+    value = layout.program.inputs[i]
+    spec, tensor = layout.active(value), layout.tensor_axes(value)
+    divided = [d for d, axes in enumerate(spec) if axes and axes == tensor[d]]
+    return "; ".join(f"tp: features, dim {d} over {'+'.join(spec[d])}" for d in divided) or None
 
 
 def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[PartitionSpec]) -> Axes:
