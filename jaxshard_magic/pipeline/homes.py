@@ -14,6 +14,7 @@ from ..program.ir import Program, Value
 from ..program.memory_kinds import memory_kind
 from ..program.roles import BATCH, OPTIMIZER
 from ..strategies.layout import Layout, partition_spec
+from ..strategies.layout import spec_of as axes_of
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
 from .kinds import Kinds
@@ -99,7 +100,7 @@ class Homes:
 
     def axes(self, v: Value) -> list[tuple[str, ...]]:
         """The mesh axes that divide each dimension of a value around the gradient calls."""
-        axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in self.spec(v)]
+        axes = axes_of(self.spec(v))
         return axes + [()] * (len(self.split.around.program.shapes[v]) - len(axes))
 
     @cached_property

@@ -17,7 +17,7 @@ def examples_divide(traced: Traced, layout: Layout, *, pads: bool) -> None:
         return
     for i, d, size in _odd(layout):
         over, add = _over(layout), "--pad, which adds rows, " * pads
-        told, named = _before(traced, layout, i, d)
+        told, named = _dimension_before(traced, layout, i, d)
         raise ShardError(
             f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "
             f"use a batch of {' or '.join(map(str, _near(layout, size)))}, {add}or a mesh "
@@ -26,7 +26,7 @@ def examples_divide(traced: Traced, layout: Layout, *, pads: bool) -> None:
         )
 
 
-def _before(traced: Traced, layout: Layout, i: int, dim: int) -> tuple[str, str | None]:
+def _dimension_before(traced: Traced, layout: Layout, i: int, dim: int) -> tuple[str, str | None]:
     """Return what to say of a dimension of input i before `dim` that divides, and the option that takes it for the
     examples: where a step mixes its rows, those of another dimension were taken."""
     shape, axes = traced.closed.in_avals[i].shape, layout.batch_axes
