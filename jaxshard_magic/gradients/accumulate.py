@@ -55,8 +55,8 @@ def _keep_together(followed: Followed, cut: Cut) -> None:
     each = cut.examples // (cut.microbatches * cut.shards)
     if each % together == 0:
         return
-    most = cut.examples // (cut.shards * together)
-    fits = [n for n in range(2, most + 1) if most % n == 0 and cut.examples % (cut.shards * together) == 0]
+    groups, rest = divmod(cut.examples, cut.shards * together)  # of a shard
+    fits = [n for n in range(2, groups + 1) if groups % n == 0 and not rest]
     near = min(fits, key=lambda n: abs(n - cut.microbatches), default=None)
     line = "" if cause is None else f" ({told(followed.large, cause.index)})"
     shards = f" from each of {cut.shards} shards" if cut.shards > 1 else ""

@@ -16,6 +16,7 @@ from ..orders import Orders
 from ..primitives import called
 from ..sizes import nbytes
 from .examples import CONSTANT, ONE, Label, Rows, Sum, Unknown, fits, times
+from .site import differing, same_form
 from .walk import OPAQUE, Walk
 
 NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
@@ -72,7 +73,7 @@ def follow(
     (Sum(scale=Fraction(1, 4)),)
     """
     ratio = growth(small, large, batch)
-    _same_form(small, large)
+    _refuse_other_form(small, large)
     orders = Orders(small), Orders(large)
     first = _followed(Walk(small, large, ratio, frozenset(), orders), batch)
     if trained is None or not first.outputs or not isinstance(first.outputs[0], Unknown):
@@ -134,15 +135,14 @@ def growth(small: Program, large: Program, batch: Mapping[int, int | Label]) -> 
 
 def other_form(small: Program, large: Program) -> str | None:
     """Where two programs are not the same but for sizes and numbers; None where they are."""
-    for e, f in zip(small.equations, large.equations, strict=False):
-        if (e.name, e.ins, e.outs) != (f.name, f.ins, f.outs):
-            return f"{told(small, e.index)} against {told(large, f.index)}"
-    if len(small.equations) != len(large.equations) or small.outputs != large.outputs:
+    if (pair := differing(small, large)) is not None:
+        return " against ".join(told(p, e.index) for p, e in zip((small, large), pair, strict=True))
+    if not same_form(small, large):
         return f"{len(small.equations)} operations against {len(large.equations)}"
     return None
 
 
-def _same_form(small: Program, large: Program) -> None:
+def _refuse_other_form(small: Program, large: Program) -> None:
     """Raise ShardError unless both programs are the same but for sizes and numbers."""
     if (other := other_form(small, large)) is not None:
         raise ShardError(

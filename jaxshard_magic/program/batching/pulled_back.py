@@ -56,9 +56,3 @@ def gradient_of(label: Label) -> Label:
         case Constant():
             return Sum()
     return Unknown()
-
-
-def same_equations(small: Program, large: Program) -> bool:
-    """Return whether two programs are the same but for sizes and numbers."""
-    first, second = ([(e.name, e.ins, e.outs) for e in program.equations] for program in (small, large))
-    return first == second and small.outputs == large.outputs

@@ -13,7 +13,7 @@ from ..primitives import is_literal, shape_of
 from .examples import CONSTANT, Constant, Label, Places, Rows, Shape, Size, Sum, varying
 
 if TYPE_CHECKING:
-    from ..ir import Equation, Value
+    from ..ir import Equation, Program, Value
 
 
 class Lost(Exception):
@@ -111,6 +111,18 @@ class Site:
         return all(
             _same(f.get(k), x) for k, x in self.params.items() if isinstance(x, (int, float, str, tuple))
         )
+
+
+def differing(small: "Program", large: "Program") -> "tuple[Equation, Equation] | None":
+    """Return the first equations of two traces that differ in more than sizes and numbers, None where none do."""
+    pairs = zip(small.equations, large.equations, strict=False)
+    return next((p for p in pairs if len({(e.name, tuple(e.ins), tuple(e.outs)) for e in p}) > 1), None)
+
+
+def same_form(small: "Program", large: "Program") -> bool:
+    """Return whether two traces are the same but for sizes and numbers."""
+    same_length = len(small.equations) == len(large.equations)
+    return same_length and small.outputs == large.outputs and differing(small, large) is None
 
 
 def is_zero(literal: Any) -> bool:

@@ -19,9 +19,9 @@ from ..primitives import scan_counts, shape_of
 from ..primitives.primitive import Kind
 from . import ordered
 from .examples import CONSTANT, Label, Ordered, Places, Rows, Size, Sum, Unknown, fits, literal, varying
-from .pulled_back import gradient_of, has_own_gradient, moving, pulled_back, same_equations
+from .pulled_back import gradient_of, has_own_gradient, moving, pulled_back
 from .rules import lost
-from .site import Lost, Site, factor, is_zero
+from .site import Lost, Site, factor, is_zero, same_form
 
 OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
 _TRIPS = 3  # through a loop, after which what still changes is unknown: loops in loops multiply them
@@ -171,7 +171,7 @@ class Walk:
         if any(isinstance(x, (Places, Ordered)) for x in ins) or self.orders[0].takes_part(site.e):
             return False  # the rule alone does not show in which order these are
         small, large = pulled_back(site.e), pulled_back(site.f)
-        if not same_equations(small, large):
+        if not same_form(small, large):
             return False
         walk = Walk(small, large, self.ratio, frozenset(), (Orders(small), Orders(large)), rigid=True)
         given = [gradient_of(outs[o]) for o in moving(site.e.eqn.outvars)]
