@@ -192,6 +192,18 @@ def test_a_rule_that_mixes_the_rows_is_told_in_microbatches_and_taken_whole_by_a
     close(pipelined(*given()), jax.jit(step)(*given()))
 
 
+def test_of_a_function_that_mixes_the_rows_itself_its_own_line_is_told():
+    @jax.custom_vjp
+    def summed(x):
+        return x - jnp.cumsum(x, 0)
+
+    summed.defvjp(lambda x: (summed(x), None), lambda _, g: (g,))
+    step = training(lambda w, x, y: jnp.mean((summed(x @ w[0]) - y) ** 2))
+    sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:2 data=2", microbatches=4, check=False)
+    (told,) = [a.message for a in sharded.plan(*given()).advice if a.code == "microbatches"]
+    assert "cumsum at" in told
+
+
 def curvature(w, x, y):
     def loss(w):
         for v in w:

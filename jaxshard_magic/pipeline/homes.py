@@ -114,11 +114,7 @@ class Homes:
             stored.update(part.values if leaf.role != BATCH else ())
         place = {v: i for i, v in enumerate(program.inputs)}
         made = {v: o for o, v in enumerate(program.outputs)}
-        becomes = {
-            made[after]: place[before]
-            for o, i in plan.state_pairs.items()
-            for after, before in zip(split.outputs[o].values, split.leaves[i].values, strict=False)
-        }
+        becomes = {made[after]: place[before] for before, after in split.same}
 
         def along(axes: Collection[str]) -> dict[int, tuple[int, ...]]:
             """Of each input that is not stored the dimensions that these axes divide, where there are any."""

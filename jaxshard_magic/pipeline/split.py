@@ -74,7 +74,7 @@ class Split:
         for loss in self.losses:
             for i, v in loss.input_of.items():
                 wanted.setdefault(v, loss.owner(i))
-        same = [
+        self.same = [  # values before the step, and those that take their place
             pair
             for i, o in state
             if len(self.leaves[i].values) == len(self.outputs[o].values)
@@ -84,7 +84,7 @@ class Split:
             program,
             [loss.places for loss in self.losses],
             wanted,
-            same,
+            self.same,
             self.hub,
             [list(loss.input_of.values()) for loss in self.losses],
             [v for i in batch for v in self.leaves[i].values],

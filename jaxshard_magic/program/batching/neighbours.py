@@ -57,8 +57,8 @@ def _tells_apart(e: Equation, inner: frozenset[int], dims: Dimensions, of: Seque
 
 
 def _meet(e: Equation, inner: frozenset[int], dims: Dimensions) -> bool:
-    """Return whether `e` may make something of several rows of a group: all but what works on each number, moves
-    dimensions, or multiplies, sums or loops along others."""
+    """Return whether `e` may make something of several rows of a group, as all may but what works on each number, moves
+    dimensions, or multiplies or sums along others."""
     ends = [dims.big(v) for v in (*e.ins, *e.outs)]
     if not any(inner.intersection(classes) for classes in ends):
         return False

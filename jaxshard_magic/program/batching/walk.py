@@ -49,7 +49,7 @@ class Walk:
     norms: dict[Value, Value] = field(default_factory=dict)
     zeros: set[Value] = field(default_factory=set)
     rigid: bool = False
-    _mixing: dict[Any, bool] = field(default_factory=dict)
+    _mixing: dict[Any, bool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.of = [Unknown()] * len(self.small.avals)
@@ -170,6 +170,8 @@ class Walk:
     def _gives_other_than_parts(self, site: Site, ins: Sequence[Label], outs: Sequence[Label]) -> bool:
         if any(isinstance(x, (Places, Ordered)) for x in ins) or self.orders[0].takes_part(site.e):
             return False  # the rule alone does not show in which order these are
+        if any(isinstance(x, Unknown) for x in (*ins, *outs)):
+            return False  # the function itself is not followed, and tells where
         small, large = pulled_back(site.e), pulled_back(site.f)
         if not same_form(small, large):
             return False
