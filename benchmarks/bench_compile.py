@@ -19,10 +19,10 @@ from jax.sharding import NamedSharding
 from theory import steps
 
 import jaxshard_magic
+from jaxshard_magic.config.request import make_request
 from jaxshard_magic.program.peel import peel
 from jaxshard_magic.program.trace import trace
 from jaxshard_magic.program.unwrap import strip
-from jaxshard_magic.request import make_request
 from jaxshard_magic.strategies import plan, understand
 
 

@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Importing the submodule `mesh` would put it in the place of the function `mesh`."""
+    """Importing the submodule `doctor` would put it in the place of the function `doctor`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, types.ModuleType)):

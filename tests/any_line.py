@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from jaxshard_magic.config.flags import Flag, LineOptions
+from jaxshard_magic.config.strategies import WORDS
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.notebook import options
-from jaxshard_magic.notebook.options.flags import Flag, LineOptions
 
 LIMIT_S = 5.0
 CLEAR_EVERY = 50  # runs: JAX keeps what was compiled
@@ -75,7 +76,7 @@ TEXTS = st.one_of(
         ["", "-", "--", "=", "'", '"', "(", "~/x", "..", "%s{}", "\x1b[31mred\x1b[0m", "é" * 100_000]
     ),
 )
-STRATEGY = st.sampled_from([*options.STRATEGIES])
+STRATEGY = st.sampled_from([*WORDS])
 SUMS = st.one_of(
     STRATEGY,
     st.lists(STRATEGY, min_size=2, max_size=3).map("+".join),
@@ -147,9 +148,9 @@ def lines(draw: Callable[..., Any]) -> Line:
     if magic == "%shard":
         command = draw(st.sampled_from([*options.COMMANDS, "", "none"]))
         line = [command, *map(typed, draw(st.lists(WORDS.get(command, TEXTS), max_size=2)))]
-        kind = LINES.get(command, options.Options)
+        kind = LINES.get(command, options.ShardOptions)
     else:
-        line, kind = [draw(SUMS)], options.Options
+        line, kind = [draw(SUMS)], options.ShardOptions
     chosen = draw(st.lists(st.sampled_from(kind.flags()), max_size=3))
     return Line(magic, " ".join([*line, *(draw(option(flag)) for flag in chosen)]))
 

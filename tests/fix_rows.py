@@ -40,25 +40,25 @@ class Refused:
 
 
 ROWS: Sequence[Refused] = (
-    Refused("request.strategy_text.parse_strategy", "%%shard auto", "auto+dp", slow=True),
-    Refused("request.strategy_text._axes", "%mesh", "fsdp+tp"),
-    Refused("request.strategy_text._no_pipeline", "%mesh", "pp+fsdp", slow=True),
-    Refused("request.strategy_text._pipeline_fits", "%%shard pp+dp", "pp@data+dp@data"),
-    Refused("request.strategy_text._pipeline_fits", "--stages 2", "pp --stages 4", mesh="pipe=2"),
+    Refused("config.strategy_text.parse_strategy", "%%shard auto", "auto+dp", slow=True),
+    Refused("config.strategy_text._axes", "%mesh", "fsdp+tp"),
+    Refused("config.strategy_text._no_pipeline", "%mesh", "pp+fsdp", slow=True),
+    Refused("config.strategy_text._pipeline_fits", "%%shard pp+dp", "pp@data+dp@data"),
+    Refused("config.strategy_text._pipeline_fits", "--stages 2", "pp --stages 4", mesh="pipe=2"),
     Refused(
-        "request.attention_option.check_attention",
+        "config.request._check_attention",
         "%%shard fsdp+sp --attention heads",
         "fsdp --attention heads",
         before=ATTENTION,
     ),
     Refused(
-        "request.pipeline_options.pipeline_options",
+        "config.pipeline_microbatches.pipeline_options",
         "%%shard pp+fsdp --stages 2",
         "fsdp --stages 2",
         slow=True,
     ),
     Refused(
-        "request.pipeline_options.scheduled",
+        "config.options.scheduled",
         "--microbatches",
         "pp --schedule interleaved --chunks 2 --microbatches 3",
         mesh="pipe=2",
@@ -191,7 +191,7 @@ WITHOUT_A_CELL: Mapping[str, str] = {
     "hosts.starting.start": "a package is too old",
     "demo.load_digits": "a package is not installed",
     "simulate.cpu_devices": "a variable of the environment, set before JAX starts",
-    "mesh.choose": "another mesh beside an accelerator",
+    "config.mesh.choose": "another mesh beside an accelerator",
     "explorer.place._too_few": "a mesh of an explorer, which a cell makes for itself",
     "program.untraceable.explained": "says in words what a line of the step is to become",
     "notebook.cells.code.parse": "a magic whose place is the cell's first line; test_step_of_the_cell has it",

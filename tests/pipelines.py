@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 import jaxshard_magic
+from jaxshard_magic.config.request import make_request
 from jaxshard_magic.gradients.accumulate import Accumulated
 from jaxshard_magic.gradients.captures import needs
 from jaxshard_magic.gradients.rewrite import in_microbatches
@@ -19,7 +20,6 @@ from jaxshard_magic.program.roles import Roles
 from jaxshard_magic.program.trace import Traced
 from jaxshard_magic.program.unwrap import strip
 from jaxshard_magic.report import Check
-from jaxshard_magic.request import make_request
 from jaxshard_magic.schedule import make
 from jaxshard_magic.step.tracing import capture, trace_call
 from jaxshard_magic.strategies import understand

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.mesh import BuiltMesh, MeshSpec, build
+from jaxshard_magic.config.mesh import BuiltMesh, MeshSpec, build
 
 TESTS = Path(__file__).resolve().parent
 SET_BY_CONFTEST = ("JAX_NUM_CPU_DEVICES", "NPROC", "XLA_FLAGS")

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 from jaxshard_magic.analysis.advice import Case, advise
+from jaxshard_magic.config.options import GradientOptions
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.report import Buffer, DeviceMemory, Leaf, Memory, MeshInfo
-from jaxshard_magic.request.gradient_options import GradientOptions
 from jaxshard_magic.targets import Target
 from jaxshard_magic.targets.slices import larger
 

@@ -14,8 +14,9 @@ import pytest
 from forked import printed
 from pages import BOOK, DOCS, ROOT, anchors, cells, links
 
+from jaxshard_magic.config.flags import LineOptions
+from jaxshard_magic.config.strategies import WORDS
 from jaxshard_magic.notebook import options
-from jaxshard_magic.notebook.options.flags import LineOptions
 
 START = DOCS / "start.md"
 ALONE = [
@@ -120,13 +121,13 @@ def test_every_line_has_its_table_of_options():
 def test_what_is_said_of_an_option_is_of_one_that_exists():
     said = re.findall(r"^(`-.*)$", (DOCS / "options.md").read_text(), re.MULTILINE)
     named = {word for line in said for word in re.findall(r"`(--?[\w-]+)`", line)}
-    assert len(named) > 15 and named <= {flag.name for flag in options.Options.flags()}
+    assert len(named) > 15 and named <= {flag.name for flag in options.ShardOptions.flags()}
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "strategies.md"], ids=name)
 def test_the_table_of_strategies_has_all_of_them(page: Path):
     rows = re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE)
-    assert rows == list(options.STRATEGIES)
+    assert rows == list(WORDS)
 
 
 def test_the_messages_that_the_book_explains_are_those_that_the_package_writes():

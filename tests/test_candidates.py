@@ -69,7 +69,7 @@ def test_a_combination_that_can_not_be_is_refused_alone():
     ("strategies", "given", "said"),
     [
         (["dp", "fsd"], {}, "their sums. --keep-going compares the others"),
-        (["dp"], {"vary": {"name": ["a"]}}, "what varies is one of microbatches, remat"),
+        (["dp"], {"vary": {"name": ["a"]}}, "what varies is one of microbatches, reduce"),
         (["dp"], {"meshes": ["data=4"]}, "takes 4 devices; this comparison is on 8"),
         (["dp"], {"meshes": ["v5e:2x4 data=8"]}, "name them once"),
         ([], {}, "nothing to compare"),

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic import strategies
 from jaxshard_magic.analysis.check import compare, limit_of
+from jaxshard_magic.config.request import make_request
 from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.report import MeshInfo, Report
-from jaxshard_magic.request import make_request
 from jaxshard_magic.step import ShardedStep, planned
 
 RNG = np.random.default_rng(0)

@@ -291,12 +291,12 @@ def test_a_step_that_raises_under_all_strategies_raises_as_it_does(among):
 
 
 def test_a_strategy_that_raises_alone_is_told_and_the_others_are_searched(monkeypatch):
-    from jaxshard_magic.strategies import compose
+    from jaxshard_magic.strategies import tp
 
     def broken(layout, axes):
         raise RuntimeError("no such layout")
 
-    monkeypatch.setitem(compose.STRATEGIES, "tp", broken)
+    monkeypatch.setattr(tp, "tensor_parallel", broken)
     found = chosen(among="dp,tp,fsdp")
     assert outcomes(found)['tp --mesh "model=8"'] == REFUSED
     assert [c.why for c in found.with_outcome(REFUSED)] == ["RuntimeError: no such layout"]

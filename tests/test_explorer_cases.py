@@ -38,4 +38,4 @@ def test_a_line_is_one_that_the_magic_reads():
         options = with_strategy(parse(said.removeprefix("%%shard ")))
         assert options.strategy == strategy
         assert len(options.rules) >= len(rules) and len(options.specs) == len(specs)
-        assert options.remat == ("full" if own["kept"] else None)
+        assert options.step_options.get("remat") == ("full" if own["kept"] else None)

@@ -11,8 +11,8 @@ from fix_rows import ROWS, WITHOUT_A_CELL, Refused
 from IPython.core.error import UsageError
 from test_hints import PACKAGE, followed, notebook, pasted
 
+from jaxshard_magic.config.from_line import is_line
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.request import is_line
 
 __all__ = ["notebook"]
 MOST = 4  # fixes in a row: a strategy may then want a mesh, or options of its own

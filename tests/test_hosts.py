@@ -22,9 +22,9 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from jaxshard_magic import Report, ShardError
+from jaxshard_magic.config.mesh import MeshSpec
 from jaxshard_magic.hosts import starting, watch
 from jaxshard_magic.hosts.spec import HostsSpec
-from jaxshard_magic.mesh import MeshSpec
 from jaxshard_magic.notebook.hosts_names import Names
 from jaxshard_magic.views.format import SPACE
 

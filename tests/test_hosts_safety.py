@@ -14,9 +14,9 @@ import pytest
 from hosts_notebook import STEP, opened
 
 from jaxshard_magic import ShardError
+from jaxshard_magic.config.mesh import MeshSpec
 from jaxshard_magic.hosts import engine, starting
 from jaxshard_magic.hosts.spec import HostsSpec
-from jaxshard_magic.mesh import MeshSpec
 
 SSH = HostsSpec.parse("ssh", "node1,node2")
 

@@ -10,8 +10,7 @@ from sample_choices import CHOICES
 from sample_comparisons import COMPARISONS
 from sample_reports import SAMPLES
 
-from jaxshard_magic.mesh_text import JOBS
-from jaxshard_magic.views import hues as views
+from jaxshard_magic.config.strategies import AXIS_JOBS
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.colours import BOTH, LIGHT
 from jaxshard_magic.views.hues import HUES, hues
@@ -28,8 +27,8 @@ def test_an_axis_has_the_hue_of_its_job_and_others_take_what_is_left(axes: list[
     assert len(set(numbers)) == len(axes), "no two axes of one mesh are alike"
 
 
-def test_every_name_of_a_job_that_a_mesh_knows_has_a_hue():
-    assert {frozenset(names) for names in views.JOBS} == {frozenset(names) for names in JOBS.values()}
+def test_every_job_of_a_mesh_axis_has_a_hue_of_its_own():
+    assert sorted(job.hue for job in AXIS_JOBS.values()) == [*range(len(AXIS_JOBS))]
 
 
 def test_the_browser_decides_as_the_table_says(show: Stage):

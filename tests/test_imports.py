@@ -20,9 +20,9 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
+CONFIG = "config config.flags config.options config.strategies"
 DOING = (
-    "mesh mesh_text simulate specs request program strategies plan step gradients schedule pipeline placing "
-    "coordination"
+    f"{CONFIG} simulate specs program strategies plan step gradients schedule pipeline placing coordination"
 )
 BELOW_API = f"doctor {DOING} live analysis report hardware wires packages targets compiler_log"
 
@@ -39,42 +39,47 @@ MAY_IMPORT = {
     "placing": ("", "jax numpy"),
     "coordination": ("", "jax"),
     "notebook.cells": ("cell_files code_reads places units", "IPython psutil"),
-    "notebook.options": ("", ""),
+    "notebook.options": ("config.flags config.options config.strategies", ""),
     "notebook.progress": ("units views", "IPython"),
     "api": (f"views comparing hosts {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
-        "placing request program gradients strategies step analysis report targets compiler_log",
+        f"{CONFIG} placing program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
-    "mesh": ("mesh_text simulate targets hardware compiler_log hosts.spec", "jax numpy"),
-    "mesh_text": ("simulate targets hardware hosts.spec", ""),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
     "program": ("code_reads meanwhile places placing", "jax jaxlib numpy"),
-    "request": ("hardware mesh schedule specs targets", "jax"),
-    "strategies": ("mesh mesh_text specs request program plan targets units", "jax numpy"),
+    "config": (
+        "config.flags config.options config.strategies simulate specs schedule hardware targets compiler_log "
+        "hosts.spec",
+        "jax numpy",
+    ),
+    "config.flags": ("", ""),
+    "config.options": ("config.flags schedule", ""),  # jax late: dtypes
+    "config.strategies": ("", ""),
+    "strategies": (f"{CONFIG} specs program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
-        "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
+        f"{CONFIG} cell_files places placing coordination plan program gradients strategies pipeline targets live "
         "compiler_log meanwhile checkpoints packages report units",
         "jax numpy",
     ),
     "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
     "checkpoints": ("coordination files placing packages program", "jax numpy"),
-    "gradients": ("request program plan", "jax numpy"),
+    "gradients": (f"{CONFIG} program plan", "jax numpy"),
     "schedule": ("report", ""),
-    "pipeline": ("meanwhile schedule request program gradients strategies plan", "jax numpy"),
+    "pipeline": (f"{CONFIG} meanwhile schedule program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places placing request program gradients strategies plan live report hardware wires targets "
+        f"{CONFIG} cell_files places placing program gradients strategies plan live report hardware wires targets "
         "schedule pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),
     "history": ("files packages report", "platformdirs psutil"),
-    "views": ("report places units", "pygments"),
+    "views": ("config.strategies report places units", "pygments"),
     "doctor": ("coordination packages targets units", "jax numpy"),
     "targets": ("files hardware packages compiler_log meanwhile units", "jax numpy platformdirs"),
     "files": ("", ""),
@@ -127,6 +132,7 @@ LATE = {
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
     "step": ("analysis", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
+    "config.options": ("", "jax"),  # the dtypes of its values
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it

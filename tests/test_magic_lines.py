@@ -10,9 +10,9 @@ from IPython.core import completer
 from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic import targets
+from jaxshard_magic.config.strategies import WORDS
 from jaxshard_magic.hardware import chip, chips
-from jaxshard_magic.notebook.options import COMMANDS, HELP, STRATEGIES, Options
-from jaxshard_magic.request.strategy_text import AUTO, JOBS
+from jaxshard_magic.notebook.options import COMMANDS, HELP, ShardOptions
 from jaxshard_magic.step import ShardedStep
 
 
@@ -202,8 +202,8 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     given.run("%shard --help")
     shown = capsys.readouterr().out
     assert shown == HELP + "\n"
-    assert all(flag.name in shown for flag in Options.flags())
-    assert all(name in shown for name in STRATEGIES)
+    assert all(flag.name in shown for flag in ShardOptions.flags())
+    assert all(name in shown for name in WORDS)
     given.run("%%shard --help\npass")
     assert capsys.readouterr().out == shown
     assert given.shell.object_inspect("%%shard")["docstring"].strip() == HELP
@@ -223,10 +223,6 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
 )
 def test_a_line_that_can_not_be_answered(notebook, capsys, line, says):
     assert says in one_line(notebook, capsys, f"%shard {line}")
-
-
-def test_every_strategy_of_the_help_is_one():
-    assert set(STRATEGIES) == {*JOBS, AUTO}
 
 
 def completed(notebook, text: str) -> list[str]:
@@ -262,9 +258,9 @@ def test_strategies_options_and_functions_are_completed(given):
         ("%mesh --", {"--list", "--help"}),
         ("%mesh data=4 m", {"model="}),
         ("%mesh data=4 model=2 ", {"fsdp=", "seq=", "pipe=", "expert="}),
-        ("%%shard ", set(STRATEGIES)),
-        ("%%shard fsdp+", set(STRATEGIES)),
-        ("%shard ", {*STRATEGIES, *COMMANDS}),
+        ("%%shard ", set(WORDS)),
+        ("%%shard fsdp+", set(WORDS)),
+        ("%shard ", {*WORDS, *COMMANDS}),
     ],
 )
 def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, line, offered):
@@ -272,7 +268,7 @@ def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, 
     if hasattr(completer, "context_matcher"):
         assert found == offered
     else:  # before IPython 8.6 Python's own names stand beside ours, but none other of ours
-        ours = {*STRATEGIES, *COMMANDS, *(flag.name for flag in Options.flags()), *chips()}
+        ours = {*WORDS, *COMMANDS, *(flag.name for flag in ShardOptions.flags()), *chips()}
         assert found >= offered and found & ours == offered & ours
 
 

@@ -79,8 +79,8 @@ def test_a_line_that_can_not_be_is_refused(given, line, said):
     ("line", "said"),
     [
         ("dp --profile 200", "profile records 1 to 100 steps, not 200"),
-        ("dp --profile --dry-run", "--profile records steps that run, and --dry-run runs none"),
-        ("dp --trace there", "--trace keeps what --profile records: add --profile"),
+        ("dp --profile --dry-run", "--profile: it records steps that run, and --dry-run runs none"),
+        ("dp --trace there", "--trace is of --profile: add --profile"),
         ("dp,fsdp --profile", "--profile: in a comparison none is recorded"),
         ("auto --profile", "--profile: under auto many are tried"),
         ("dp --profile --mesh 'v5e:2x2 data=4'", "--profile runs the step, and v5e:2x2 is not attached"),

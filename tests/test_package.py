@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import textwrap
 import tomllib
 from importlib import import_module
@@ -13,8 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.request import strategy_text as names
-from jaxshard_magic.strategies import compose
+from jaxshard_magic.config.strategies import STRATEGIES, Strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxshard_magic"
@@ -36,9 +36,9 @@ def test_every_public_name_is_there():
         _ = jaxshard_magic.shards
 
 
-def test_mesh_stays_the_function_when_the_module_is_imported():
-    import_module("jaxshard_magic.mesh")
-    assert callable(jaxshard_magic.mesh)
+def test_doctor_stays_the_function_when_the_room_is_imported():
+    import_module("jaxshard_magic.doctor")
+    assert callable(jaxshard_magic.doctor)
 
 
 def test_the_console_script_is_a_function():
@@ -100,8 +100,9 @@ def test_the_strategy_that_contributing_adds_places_arrays_as_it_says(monkeypatc
     rows = ModuleType("rows")
     rows.__package__ = "jaxshard_magic.strategies"
     exec(code, rows.__dict__)
-    monkeypatch.setitem(compose.STRATEGIES, "rows", rows.by_rows)
-    monkeypatch.setitem(names.JOBS, "rows", ("fsdp", "data"))
+    monkeypatch.setitem(sys.modules, "jaxshard_magic.strategies.rows", rows)
+    row = Strategy("rows", "parameters divided by rows", ("fsdp", "data"), divides="rows:by_rows")
+    monkeypatch.setitem(STRATEGIES, "rows", row)
 
     def step(weights, x):
         grads = jax.grad(lambda w: jnp.mean((x @ w["up"] + w["bias"]) ** 2))(weights)

@@ -11,15 +11,14 @@ from refusals import refusal
 
 import jaxshard_magic
 from jaxshard_magic import schedule, targets
+from jaxshard_magic.config.mesh import default_spec, default_text
+from jaxshard_magic.config.options import GradientOptions, PipelineOptions
+from jaxshard_magic.config.pipeline_microbatches import default_microbatches, pipeline_options
+from jaxshard_magic.config.request import step_options
+from jaxshard_magic.config.strategy_text import batch_axes, jobs_of, parse_strategy, part_axes
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.mesh import default_spec, default_text
-from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.options import parse
-from jaxshard_magic.request import jobs_of, parse_strategy, part_axes, step_options
-from jaxshard_magic.request.gradient_options import GradientOptions
-from jaxshard_magic.request.pipeline_options import PipelineOptions, default_microbatches, pipeline_options
-from jaxshard_magic.request.strategy_text import batch_axes
 
 
 def train_step(state, batch):
@@ -327,7 +326,7 @@ def test_a_mesh_of_hardware_that_is_not_attached_is_told_with_its_name(monkeypat
 def test_stages_that_are_parts_of_a_slice_whose_compiler_takes_none_are_one_line(monkeypatch):
     def asked(mesh: str, *extent: int):
         target = targets.Target(chip("v5e"), extent)
-        monkeypatch.setattr("jaxshard_magic.request.request.target_of", lambda _: target)
+        monkeypatch.setattr("jaxshard_magic.config.request.target_of", lambda _: target)
         return jaxshard_magic.shard(train_step, "pp+dp", mesh=jaxshard_magic.mesh(mesh))
 
     assert refusal(lambda: asked("pipe=2 data=4", 4, 8)) == (
@@ -345,13 +344,13 @@ def test_the_line_has_the_options_and_hands_them_on():
     options = parse(
         "pp+fsdp --stages 4 --microbatches 16 --schedule interleaved --chunks 2 --balance measured --cut 'block_[2]'"
     )
-    inside, piped = step_options("pp+fsdp", shard_cell.step_options_of(options))
+    inside, piped = step_options("pp+fsdp", options.step_options)
     assert inside == GradientOptions(microbatches=16)
     assert piped == PipelineOptions(4, "interleaved", 2, "measured", "block_[2]")
 
 
 def test_a_line_that_says_nothing_of_it_leaves_a_pipeline_as_it_is():
-    assert step_options("pp", shard_cell.step_options_of(parse("pp"))) == (
+    assert step_options("pp", parse("pp").step_options) == (
         GradientOptions(),
         PipelineOptions(),
     )

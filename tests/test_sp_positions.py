@@ -10,9 +10,10 @@ from positions import RS, same
 from refusals import refusal
 
 import jaxshard_magic
+from jaxshard_magic.config.request import make_request
+from jaxshard_magic.config.strategy_text import jobs_of, parse_strategy, part_axes
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.trace import trace
-from jaxshard_magic.request import jobs_of, make_request, parse_strategy, part_axes
 from jaxshard_magic.strategies import plan, understand
 
 WIDE, WORDS = 32, 64

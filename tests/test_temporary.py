@@ -32,7 +32,7 @@ from jaxshard_magic.notebook.cells import Binding, Lengths, Room, Step
 from jaxshard_magic.notebook.cells.room import Memory
 from jaxshard_magic.notebook.checkpointing import Checkpointing
 from jaxshard_magic.notebook.growing import Growing
-from jaxshard_magic.notebook.options import Options
+from jaxshard_magic.notebook.options import ShardOptions
 from jaxshard_magic.notebook.progress import Progress, line
 from jaxshard_magic.notebook.progress.frontend import TerminalLine
 from jaxshard_magic.notebook.training_view import TrainingView
@@ -115,7 +115,7 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
     mapped: Any = SimpleNamespace(sizes={"i": 2})
     run: Any = SimpleNamespace(steps=0)
     cell = ast.parse("def f():\n    return 1\n")
-    options = Options(strategy="dp", checkpoint=str(folder / "run"), resume=True)
+    options = ShardOptions(strategy="dp", checkpoint=str(folder / "run"), resume=True)
     return {
         "compiler log": captured,
         "garbage": uncollected,

@@ -5,11 +5,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ..config.from_line import changed_by
 from ..errors import ShardError
 from ..hardware import Chip
 from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Experts, Measured, Memory, Timing
-from ..request import changed_by
 from ..targets import made_of, slices, target_of
 from .advice import Case, Loop, advise
 from .advice.pipeline import PipelineCase, pipeline_advice

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..config.options import REDUCE, GradientOptions
 from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..report import Alternative
-from ..request.gradient_options import REDUCE, GradientOptions
 from .reading import reading_of
 
 if TYPE_CHECKING:

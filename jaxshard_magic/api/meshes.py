@@ -7,11 +7,11 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from ..compiler_log import captured
+from ..config.mesh import BuiltMesh, MeshSpec, build, default_spec
+from ..config.mesh_text import axes_text
+from ..config.strategy_text import jobs_of, parse_strategy
 from ..doctor import Doctor, examine
 from ..errors import ShardError
-from ..mesh import BuiltMesh, MeshSpec, build, default_spec
-from ..mesh_text import axes_text
-from ..request import jobs_of, parse_strategy
 from ..targets import compiler_of, target_of
 from ..temporary import within
 

@@ -10,7 +10,6 @@ from ..comparing import (
     AMONG,
     BUDGET,
     PLACED,
-    USUAL,
     How,
     Requests,
     Searching,
@@ -20,10 +19,11 @@ from ..comparing import (
     hardware_for,
     said_of,
 )
+from ..config.request import automatic
+from ..config.strategies import COMPARED
 from ..introspect import static_attribute
 from ..report.choice import Choice
 from ..report.comparison import Comparison
-from ..request import automatic
 from ..step import ShardedStep
 from ..targets import target_of
 from .meshes import default_mesh, given_or
@@ -31,7 +31,7 @@ from .meshes import default_mesh, given_or
 
 def compare(
     step: Callable[..., Any],
-    strategies: str | Sequence[str] = USUAL,
+    strategies: str | Sequence[str] = COMPARED,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,

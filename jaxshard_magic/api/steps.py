@@ -6,11 +6,11 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..analysis.placed import placed
+from ..config.options import FLAGS
+from ..config.request import Rules, SpecLike, make_request, step_options
 from ..errors import ShardError
 from ..report import Report
 from ..report.written import Shown
-from ..request import make_request, step_options
-from ..request.request import Rules, SpecLike
 from ..step import ShardedStep
 from .meshes import default_mesh, given_or
 
@@ -137,22 +137,10 @@ def shard(
     >>> step.report().check.passed
     True
     """
+    parameters = locals()  # read before any other name is bound; its options are the rows of `config.options`
     if not callable(step):
         raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
-    options: dict[str, Any] = {
-        "microbatches": microbatches,
-        "reduce": reduce,
-        "remat": remat,
-        "precision": precision,
-        "reduce_dtype": reduce_dtype,
-        "pad": pad,
-        "stages": stages,
-        "schedule": schedule,
-        "chunks": chunks,
-        "balance": balance,
-        "cut": cut,
-        "attention": attention,
-    }
+    options = {name: parameters[name] for name in FLAGS}
     step_options(strategy, options)  # refused before devices are simulated for it
     request = make_request(
         strategy,

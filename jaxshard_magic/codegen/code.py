@@ -10,6 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.reading import reading_of
+from ..config.options import FLAGS
 from ..errors import ShardError, one_of
 from ..placing import cuts_by_host
 from ..report import Collective
@@ -28,19 +29,6 @@ from .unbound import unbound
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
-
-# What a program that has not an option of the line does in its place.
-_CHANGES = {
-    "microbatches": "the batch is taken whole, which gives the numbers of one pass and holds more activations",
-    "reduce": "devices add gradients up where they are made, at every trip of a loop; the numbers are the same",
-    "remat": (
-        "the numbers are the same, and the backward pass keeps more: nothing around calls, loops or statements of "
-        "these cells does it"
-    ),
-    "precision": "products run in the types that the cells give them, so that the numbers are others",
-    "reduce_dtype": "gradients are added up in the type that they are computed in",
-    "pad": "a batch that does not divide over the devices is refused",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,7 +252,7 @@ def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
         if option in written:
             continue
         text = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
-        yield f"Without {text}: {_CHANGES[option]}."
+        yield f"Without {text}: {FLAGS[option].without}."
     if step.request.donate and "donate" not in written:
         yield "Without --donate: the old state stays until the new one is made."
     if n := sum(leaf.path.startswith("closure.") for leaf in last_call(step)[0].plan.leaves):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from ..config.options import GradientOptions
 from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
 from ..program.batching.examples import Constant, Joined, Rows, Summed
@@ -17,7 +18,6 @@ from ..program.mapped import PerDevice
 from ..program.peel import specs
 from ..program.roles import BATCH
 from ..program.trace import Traced, path_name
-from ..request.gradient_options import GradientOptions
 from ..step.planned import own_mesh
 from ..step.tracing import captured_at
 from .last import last_call

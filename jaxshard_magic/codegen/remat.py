@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..config.options import is_number, remat_expression
 from ..gradients.named import Names, frames
 from ..gradients.regions import AllBut
 from ..gradients.remat import POLICIES, Rematted
@@ -16,7 +17,6 @@ from ..program.hooks import anew
 from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
-from ..request.gradient_options import is_number, remat_expression
 from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells, full_name, place_of

@@ -2,7 +2,6 @@
 
 from .candidates import (
     PLACED,
-    USUAL,
     VARIED,
     Candidate,
     Refused,
@@ -23,7 +22,6 @@ __all__ = [
     "OF_EXPERTS",
     "PLACED",
     "REPEAT",
-    "USUAL",
     "VARIED",
     "Candidate",
     "Hardware",

@@ -1,6 +1,5 @@
 """What a comparison tries: strategies on the meshes that suit them, with each combination of the options that vary."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -9,29 +8,19 @@ from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
+from ..config.flags import quoted_value
+from ..config.mesh_text import Axes
+from ..config.options import FLAGS, STEP_FLAGS
+from ..config.request import Request, make_request
+from ..config.strategies import COMPARED
+from ..config.strategy_text import Part, parse_strategy
 from ..errors import ShardError, one_of, whole_number
-from ..mesh_text import Axes
-from ..request import Part, Request, make_request, parse_strategy
 from ..specs import format_spec
 from .meshes import EVERY, reshaped, suited, text_of
 
-USUAL = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # what is compared where no strategy is named
 MOST = 64  # candidates of one comparison
-VARIED = (
-    "microbatches",
-    "remat",
-    "precision",
-    "reduce",
-    "reduce_dtype",
-    "stages",
-    "schedule",
-    "chunks",
-    "balance",
-    "attention",
-)
+VARIED = tuple(flag.parameter for flag in STEP_FLAGS if flag.varies)
 PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that tell no candidate from another
-_OF_PART = {"pp": ("stages", "schedule", "chunks", "balance", "cut"), "sp": ("attention",)}
-_COUNTS = ("microbatches", "stages", "chunks")
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,7 @@ def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused
         tried += _of(strategy, parts, requests)
     alone = {each.line: each for each in tried}
     if not alone:
-        raise ShardError(f"nothing to compare: name strategies, as in {','.join(USUAL)}")
+        raise ShardError(f"nothing to compare: name strategies, as in {','.join(COMPARED)}")
     if len(alone) > most:
         raise ShardError(
             f"{len(alone)} candidates ({_counted(requests)}), and at most {most} are compared; name "
@@ -135,7 +124,7 @@ def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused
 
 def _of(strategy: str, parts: Sequence[Part], requests: Requests) -> Iterator[Candidate | Refused]:
     has = {part.name for part in parts}
-    others = {name for part, names in _OF_PART.items() if part not in has for name in names}
+    others = {flag.parameter for flag in STEP_FLAGS if flag.strategy and flag.strategy not in has}
     names = [name for name in requests.vary if name not in others]
     shared = {name: value for name, value in requests.options.items() if name not in others}
     for values in product(*(requests.vary[name] for name in names)):
@@ -171,8 +160,7 @@ def line_of(strategy: str, mesh: str, options: Mapping[str, Any], said: str = ""
     """
     words = [strategy, f'--mesh "{mesh}"']
     for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        words.append(option if value is True else f"{option} {_typed(value)}")
+        words.append(FLAGS[name].typed(value))
     return " ".join([*words, said] if said else words)
 
 
@@ -193,18 +181,10 @@ def said_of(given: Mapping[str, Any]) -> str:
                 f"{key}={format_spec(spec) if isinstance(spec, PartitionSpec) else spec}"
                 for key, spec in pairs
             )
-            words += [f"--{name.removesuffix('s')} {_typed(text)}" for text in each]
+            words += [f"--{name.removesuffix('s')} {quoted_value(text)}" for text in each]
         elif value is not None and (name, value) != ("data", "whole"):
-            words.append(f"--{name} {_typed(value)}")
+            words.append(f"--{name} {quoted_value(value)}")
     return " ".join(words)
-
-
-def _typed(value: Any) -> str:
-    """A value of an option as it is typed, in quotes where it needs them."""
-    text = str(value)
-    if re.fullmatch(r"[\w.+-]+", text) or {"'", '"'} <= set(text):
-        return text
-    return f"'{text}'" if '"' in text else f'"{text}"'
 
 
 def _counted(requests: Requests) -> str:
@@ -236,7 +216,7 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _value(name: str, value: str) -> Any:
-    if name not in _COUNTS:
+    if name not in FLAGS or not FLAGS[name].is_count:
         return value
     found = whole_number(value)
     if found is None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
+from ..config.mesh import MeshSpec, arranged, axes_for, default_spec
+from ..config.mesh_text import Axes, axes_text
+from ..config.strategy_text import Part, jobs_of, part_axes
 from ..errors import ShardError
-from ..mesh import MeshSpec, arranged, axes_for, default_spec
-from ..mesh_text import Axes, axes_text
-from ..request import Part, jobs_of, part_axes
 from ..targets import devices as devices_of
 from ..targets import target_of
 

@@ -9,12 +9,12 @@ from ..analysis.leaves import leaves
 from ..analysis.planned import collective
 from ..analysis.roofline import ERROR, roofline
 from ..analysis.staged_costs import with_start
+from ..config.pipeline_microbatches import default_microbatches
+from ..config.request import Request
 from ..hardware import Chip
 from ..pipeline.outline import Outline
 from ..plan import Plan, Share
 from ..report.held import held
-from ..request import Request
-from ..request.pipeline_options import default_microbatches
 from ..schedule import Costs, Schedule, simulate
 from ..step import ShardedStep
 from ..strategies.footprint import Footprint, footprint

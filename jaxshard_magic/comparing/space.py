@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from ..analysis.memory import room
 from ..analysis.mesh_info import in_nodes, info_of
+from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
 from ..hardware import Chip, chip, chip_of
-from ..request import parse_strategy
 from ..targets import target_of
 from .candidates import Candidate, Refused, Requests, candidate_of, candidates, line_of
 from .meshes import EVERY, text_of

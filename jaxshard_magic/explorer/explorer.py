@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ..comparing.trials import described
+from ..config.mesh import DEFAULT_SIMULATED, MeshSpec
+from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
-from ..mesh import DEFAULT_SIMULATED, MeshSpec
 from ..report import Leaf, MeshInfo
 from ..report.sent import PageWidget, Picture, Sendable
-from ..request import parse_strategy
 from ..specs import parse_spec, validate_spec
 from .array import Array, Laid, following, index_of
 from .cuts import Axes, Cut, copies, cut_of, fitting, held, spec_of

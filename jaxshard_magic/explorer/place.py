@@ -6,8 +6,8 @@ from math import prod
 import jax
 from jax.sharding import Mesh
 
+from ..config.mesh import MeshSpec, arranged
 from ..errors import ShardError
-from ..mesh import MeshSpec, arranged
 from ..report.parts import mesh_text
 from ..simulate import machine
 from ..targets import Target, made_of

@@ -7,11 +7,11 @@ from itertools import count
 from jax.sharding import Mesh
 
 from ..comparing.sketch import collective
+from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
 from ..plan import Plan
 from ..program.peel import Peeled
 from ..report import Collective, Report
-from ..request import parse_strategy
 from ..step import ShardedStep
 from ..step.planned import Planned
 from ..step.tracing import Traces

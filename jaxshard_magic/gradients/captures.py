@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config.options import GradientOptions
 from ..errors import ShardError
 from ..program.batching.batch import Batch
 from ..program.facts import Facts
 from ..program.mapped import Mapped
 from ..program.trace import Traced, path_name
-from ..request import GradientOptions
 from .accumulate import Cut
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
-from ..request.gradient_options import GradientOptions
+from ..config.options import GradientOptions
 from .fused import fused, keeping_attention, told
 from .precision import precision
 from .recomputed import recomputed

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from ..config.options import REMAT, is_number, remat_expression
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope
 from ..program.primitives import shows
 from ..program.primitives.table import primitive_of
 from ..program.replay import Replay, retraced
 from ..program.sizes import nbytes
-from ..request.gradient_options import REMAT, is_number, remat_expression
 from .blocks import Block, Blocks, Checkpointed, Policy
 from .named import Names, jit_labels
 from .regions import regions

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from ..config.options import GradientOptions
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.padding import Padded
@@ -21,7 +22,6 @@ from ..program.mapped import Mapped, Name, PerDevice, on_a_device
 from ..program.replay import Replay, retraced
 from ..program.roles import Roles
 from ..program.trace import Traced
-from ..request import GradientOptions
 from .accumulate import Accumulated, Cut
 from .by_hand import ByHand
 from .captures import Captures

@@ -14,7 +14,7 @@ from .early import Early
 from .growing import Growing
 from .later import Later
 from .mesh_line import Meshes
-from .options import Options, compiled_only, keeps_apart, with_strategies, with_strategy
+from .options import ShardOptions, check_output, compiled_only, with_strategies, with_strategy
 from .progress import Progress
 from .session import ShardSession
 from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, planned_first, sharded, tried
@@ -57,23 +57,25 @@ class CellMagic:
         self.lengths = cells.Lengths()
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
 
-    def _cell(self, options: Options, line: str, source: str, mesh: "Callable[[Options], Mesh]") -> ShardCell:
+    def _cell(
+        self, options: ShardOptions, line: str, source: str, mesh: "Callable[[ShardOptions], Mesh]"
+    ) -> ShardCell:
         """The cell parsed and its step found; `mesh` gives that of the line."""
         from ..targets import target_of
 
         code = cells.parse(self._shell, source, f"%%shard {line.strip()}")
         place = cells.find_step(code.tree, self._shell.user_ns, options.step)
         step = None if place.here else self._shell.user_ns.get(place.root)
-        keeps_apart(options.output, cells.variables(code.tree), "this cell")
-        keeps_apart(options.output, cells.used_by_call(step, place.path), "the step")
+        check_output(options.output, cells.variables(code.tree), "this cell")
+        check_output(options.output, cells.used_by_call(step, place.path), "the step")
         devices = mesh(options)
         if (target := target_of(devices)) is not None:
             options = compiled_only(options, target.name)
         return ShardCell(self._shell, self._session, options, code, place, devices)
 
-    def train(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
+    def train(self, options: ShardOptions, line: str, source: str) -> "tuple[Report | None, bool]":
         """Run a cell whose line says how its step is sharded; its report."""
-        from ..request import parse_strategy
+        from ..config.strategy_text import parse_strategy
         from ..step import Watch
         from ..step.recorded import writable
         from ..views.show import make_ready
@@ -124,7 +126,7 @@ class CellMagic:
             self._keep(report, this.code.text)
         return report, this.code.quiet
 
-    def compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
+    def compare(self, options: ShardOptions, line: str, source: str) -> "tuple[Comparison, bool]":
         """Try a cell's step under each strategy of its line, on copies."""
         options, words = with_strategies(options)
         this = self._cell(options, line, source, self._meshes.devices)
@@ -136,7 +138,7 @@ class CellMagic:
             raise cells.Interrupted(stopped)
         return comparison, this.code.quiet
 
-    def choose(self, options: Options, line: str, source: str) -> "tuple[Choice, bool]":
+    def choose(self, options: ShardOptions, line: str, source: str) -> "tuple[Choice, bool]":
         """Search for a cell's strategy, and go on with the fastest unless its line says that nothing runs."""
         from ..step import Watch
 

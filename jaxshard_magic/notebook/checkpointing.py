@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError
 from ..temporary import Temporary
 from .displays import say
-from .options import Options
+from .options import ShardOptions
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -22,7 +22,7 @@ class Checkpointing(Temporary):
     Raises ShardError for a folder that has checkpoints, without `--resume`, and for one that can't be saved into.
     """
 
-    def __init__(self, options: Options, stopped: Callable[[str], None]):
+    def __init__(self, options: ShardOptions, stopped: Callable[[str], None]):
         self._options, self._stopped = options, stopped
         self._keeper: Keeper | None = None
         self._steps: list[ShardedStep] = []

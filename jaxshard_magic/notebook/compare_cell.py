@@ -25,11 +25,12 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
 
     Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
     """
-    from ..comparing import USUAL, How, Trying, candidates, chip_for
+    from ..comparing import How, Trying, candidates, chip_for
+    from ..config.strategies import COMPARED
     from ..step.rejit import Rejits
 
     options, path, space = this.options, this.path, this.shell.user_ns
-    requests = requests_of(options, list(strategies) or USUAL, this.mesh)
+    requests = requests_of(options, list(strategies) or COMPARED, this.mesh)
     candidates(requests)
     binding = cells.Binding(space, this.place, cells.Awaited)
     with binding, this.room(), Rejits():

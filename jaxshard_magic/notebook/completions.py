@@ -2,24 +2,26 @@
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer
 
+from ..config.flags import Flag
+from ..config.strategies import AXIS_JOBS, STRATEGIES, WORDS
 from ..errors import ShardError, none_of, one_of
 from . import cells
 from .options import (
     COMMANDS,
-    STRATEGIES,
     CodeOptions,
     ExploreOptions,
     HistoryOptions,
     LoadOptions,
-    Options,
     ProfileOptions,
     SaveOptions,
     ScheduleOptions,
+    ShardOptions,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def one_line(error: ShardError) -> str:
 
 def no_command(word: str) -> ShardError:
     """What `%shard word` is told that is none of its commands."""
-    if word.partition("+")[0].partition("@")[0] in STRATEGIES:
+    if word.partition("+")[0].partition("@")[0] in WORDS:
         return ShardError(
             f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
         )
@@ -58,7 +60,7 @@ def no_command(word: str) -> ShardError:
         fix = f"%shard history {word}"
         return ShardError(f"{said}. Did you mean {fix}? It shows report {word}", fix=fix)
     it_has = f"it has {one_of(COMMANDS)}, and alone it shows the last report"
-    names = (*COMMANDS, *STRATEGIES)
+    names = (*COMMANDS, *WORDS)
     return ShardError(none_of(said, word, names, it_has, "%shard --help lists them"))
 
 
@@ -71,7 +73,7 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
     if words[:1] == ["%mesh"]:
         return _of_mesh(before, event.symbol)
     command = words[1] if words[:1] == ["%shard"] and len(words) > 1 else ""
-    options = _LINES.get(command, Options)
+    options = _LINES.get(command, ShardOptions)
     asked = _VALUE.search(before)
     flag = next((f for f in options.flags() if asked and f.name == asked["flag"] and f.metavar), None)
     if flag is not None:
@@ -85,7 +87,7 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
         return flags
     if len(words) > 1 and before[-1:].isspace():
         return flags
-    return [*(COMMANDS if words == ["%shard"] else ()), *STRATEGIES]
+    return [*(COMMANDS if words == ["%shard"] else ()), *WORDS]
 
 
 def _of_mesh(before: str, word: str) -> list[str]:
@@ -95,9 +97,7 @@ def _of_mesh(before: str, word: str) -> list[str]:
         return [*MESH_OPTIONS] if len(words) == 1 else []
     if not before[-1:].isspace():  # behind the colon of a chip; or the size of an axis, a number
         return _hardware(before) if _CHIP.search(before) else []
-    from ..mesh_text import JOBS
-
-    axes = [f"{names[0]}=" for names in JOBS.values()]
+    axes = [f"{job.axis_names[0]}=" for job in AXIS_JOBS.values()]
     written = {each.partition("=")[0] + "=" for each in words[1:]}
     free = [axis for axis in axes if axis not in written]
     return [*_hardware(before), *free] if len(words) == 1 else free
@@ -107,22 +107,8 @@ def _functions(shell: "InteractiveShell", _: str) -> list[str]:
     return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
 
 
-def _schedules(*_: Any) -> list[str]:
-    from ..schedule import NAMES
-
-    return [*NAMES]
-
-
-def _of_request(name: str) -> Callable[..., list[str]]:
-    """The values that an option of a request has a list of."""
-
-    def values(*_: Any) -> list[str]:
-        from ..request import attention_option, gradient_options, pipeline_options
-
-        rooms = gradient_options, pipeline_options, attention_option
-        return [*next(getattr(room, name) for room in rooms if hasattr(room, name))]
-
-    return values
+def _choices(flag: Flag, *_: Any) -> list[str]:
+    return [*flag.choices]
 
 
 def _chips(*_: Any) -> list[str]:
@@ -158,18 +144,12 @@ _CHIP = re.compile(r"([a-z][a-z0-9-]*):$")
 _VARIES = re.compile(r"(\w+)=[^\s=]*$")
 _VALUES: dict[str, Callable[..., Iterable[str]]] = {
     "--step": _functions,
-    "--schedule": _schedules,
-    "--precision": _of_request("PRECISION"),
-    "--reduce": _of_request("REDUCE"),
-    "--reduce-dtype": _of_request("PRECISION"),
-    "--remat": _of_request("REMAT_WORDS"),
-    "--attention": _of_request("ATTENTION"),
-    "--balance": _of_request("BALANCE"),
+    **{flag.name: partial(_choices, flag) for flag in ShardOptions.flags() if flag.choices},
     "--on": _chips,
     "--mesh": _hardware,
     "--meshes": lambda *_: ["all"],
-    "--among": lambda *_: [each for each in STRATEGIES if each != "auto"],
-    "--strategy": lambda *_: [*STRATEGIES],
+    "--among": lambda *_: [*STRATEGIES],
+    "--strategy": lambda *_: [*WORDS],
     "--vary": _varied,
 }
 

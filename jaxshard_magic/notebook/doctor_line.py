@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .options import Options, only
+from .options import ShardOptions, check_only
 
 if TYPE_CHECKING:
     from ..doctor import Doctor
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from .on_hosts import OnHosts
 
 
-def examined(options: Options, hosts: "OnHosts", meshes: "Meshes") -> "Doctor":
+def examined(options: ShardOptions, hosts: "OnHosts", meshes: "Meshes") -> "Doctor":
     """What `%shard doctor --mesh "data=8"` finds. Raises ShardError for options that it does not take, and for mesh
     text that is no mesh."""
     from ..doctor import examine, jax_error
 
-    only(options, "doctor", "mesh", "output")
+    check_only(options, "doctor", "mesh", "output")
     if jax_error() is not None:  # without it there is neither a mesh nor the API
         return examine(None)
     from .. import api

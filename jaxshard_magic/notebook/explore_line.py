@@ -1,14 +1,12 @@
 """`%shard explore`: the last step, or arrays that the notebook holds, as an Explorer."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
-from .options import ExploreOptions, Options, flags_text, line_text, parse, parse_command, with_strategy
+from .options import ExploreOptions, ShardOptions, flags_text, line_text, parse, parse_command, with_strategy
 from .shard_cell import sharded
 
 if TYPE_CHECKING:
@@ -19,11 +17,7 @@ if TYPE_CHECKING:
     from .mesh_line import Meshes
     from .session import ShardSession
 
-_OF_THE_EXPLORER = {"mesh", "rules", "help"}  # what its line says itself
-_OF_ONE_CELL = {"output"}  # what another cell keeps under the name would be lost
-_OF_OTHERS = {"compare", "meshes", "vary", "keep_going", "budget", "among", "plan_only"}
-_OF_PIPELINES = {"stages", "schedule", "chunks", "balance", "cut"}
-_NOT_KEPT = _OF_THE_EXPLORER | _OF_ONE_CELL | _OF_OTHERS | _OF_PIPELINES
+_NOT_KEPT = {"mesh", "rules", "help", "output"}  # the explorer has its own
 NOTHING = (
     "nothing to explore yet: run a %%shard cell first, or name arrays of the notebook (%shard explore state) or types "
     '(%shard explore "wte=f32[50257,768]")'
@@ -58,8 +52,8 @@ def explored(
 
 
 def _named(options: ExploreOptions, namespace: Mapping[str, Any], meshes: "Meshes") -> "Explorer":
+    from ..config.mesh import DEFAULT_SIMULATED, MeshSpec, default_spec
     from ..explorer import Explorer, Line, Place, arrays_of
-    from ..mesh import DEFAULT_SIMULATED, MeshSpec, default_spec
 
     arrays = arrays_of(options.words, namespace)
     if (current := None if options.mesh else meshes.current()) is not None:
@@ -71,8 +65,8 @@ def _named(options: ExploreOptions, namespace: Mapping[str, Any], meshes: "Meshe
 
 
 def _of_step(step: "ShardedStep", meshes: "Meshes") -> "Explorer":
+    from ..config.strategy_text import parse_strategy
     from ..explorer import Explorer, Line, Place, stepped
-    from ..request import parse_strategy
 
     own = _own_options(step)
     current = None if own.mesh else meshes.current()
@@ -101,31 +95,24 @@ def _made(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
     return other
 
 
-def _own_options(step: "ShardedStep") -> Options:
+def _own_options(step: "ShardedStep") -> ShardOptions:
     """What the step's own line said, and what a search chose for it."""
     said = "" if step.cell is None else step.cell[1].partition("\n")[0]
     options = parse(line_text(said)[0])
-    return replace(options, **{k: v for k, v in step.request.gradients.given.items() if hasattr(options, k)})
+    return options.with_values(step.request.gradients.given)
 
 
-def _kept(options: Options) -> Iterator[str]:
+def _kept(options: ShardOptions) -> Iterator[str]:
     """The options that every line of the explorer has as well, each as it is typed."""
-    for flag in Options.flags():
-        value = getattr(options, flag.into)
-        if flag.into in _NOT_KEPT or value == getattr(Options, flag.into):
+    for flag in ShardOptions.flags():
+        elsewhere = flag.parameter in _NOT_KEPT or flag.command or flag.strategy == "pp"
+        if elsewhere or not options.has(flag):
             continue
-        if not flag.metavar:
-            if value == flag.sets:
-                yield flag.name
-            continue
-        for each in value if isinstance(value, tuple) else (value,):
-            yield f"{flag.name} {_quoted(str(each))}"
-
-
-def _quoted(value: str) -> str:
-    if re.fullmatch(r"[\w.+-]+", value):
-        return value
-    return f"'{value}'" if '"' in value else f'"{value}"'
+        value = options.value(flag)
+        if flag.metavar:
+            yield from (flag.typed(each) for each in (value if isinstance(value, tuple) else (value,)))
+        elif value == flag.constant:
+            yield flag.name
 
 
 def help_text() -> str:

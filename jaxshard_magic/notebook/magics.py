@@ -25,15 +25,15 @@ from .options import (
     HistoryOptions,
     LineOptions,
     LoadOptions,
-    Options,
     ProfileOptions,
     SaveOptions,
     ScheduleOptions,
-    chooses,
-    compares,
-    keeps_apart,
+    ShardOptions,
+    check_only,
+    check_output,
+    is_comparison,
+    is_search,
     line_text,
-    only,
     parse,
     parse_command,
 )
@@ -139,7 +139,7 @@ class ShardMagics(Magics):
             command = next(iter(text.split(maxsplit=1)), "")
             if cell is None and command in self._commands:
                 line_options, run = self._commands[command]
-                self._keeps_apart(parse_command(text, line_options))
+                self._check_output(parse_command(text, line_options))
                 found, name = run(text)
                 if name:
                     self.shell.user_ns[name] = found
@@ -149,11 +149,11 @@ class ShardMagics(Magics):
                 print(HELP)
                 return None
             if cell is None:
-                self._keeps_apart(options)
+                self._check_output(options)
                 report = self._last(options)
-            elif chooses(options):
+            elif is_search(options):
                 report, quiet = self.cell_magic.choose(options, line, cell)
-            elif compares(options):
+            elif is_comparison(options):
                 report, quiet = self.cell_magic.compare(options, line, cell)
             else:
                 report, quiet = self.cell_magic.train(options, line, cell)
@@ -169,7 +169,7 @@ class ShardMagics(Magics):
 
     shard.__doc__ = HELP
 
-    def _last(self, options: Options) -> "Report | Doctor | Comparison | None":
+    def _last(self, options: ShardOptions) -> "Report | Doctor | Comparison | None":
         if options.words[:1] == ("doctor",):
             return examined(options, self.hosts, self._meshes)
         if options.words[:1] == ("abstract",):
@@ -177,7 +177,7 @@ class ShardMagics(Magics):
             return None
         if options.words[:1] == ("compare",):
             numbers = options.words[1:]
-            only(replace(options, words=("compare",)), "compare", "output")
+            check_only(replace(options, words=("compare",)), "compare", "output")
             return self._of_the_past(numbers)
         if options.words[:1] == ("rescue",):
             say(self.hosts.rescue(options.words[1:]))
@@ -196,15 +196,15 @@ class ShardMagics(Magics):
         self.keeping.write()
         return compare_cell.of_the_past(self.session.history, words, self.shell.user_ns, self.keeping.store)
 
-    def _keeps_apart(self, options: LineOptions) -> None:
+    def _check_output(self, options: LineOptions) -> None:
         """Refuse a name for what a line returns that the last step or the line itself uses."""
         step = self.session.step
         step = step.sharded if isinstance(step, cells.Rehearsal) else step
         if isinstance(options, ExploreOptions):
             roots = {word.partition(".")[0] for word in options.words}
-            keeps_apart(options.output, roots, "what the line explores")
+            check_output(options.output, roots, "what the line explores")
         if step is not None:
-            keeps_apart(options.output, cells.used_by_call(step.__wrapped__, step.path), "the last step")
+            check_output(options.output, cells.used_by_call(step.__wrapped__, step.path), "the last step")
 
     def _scheduled(self, text: str) -> "tuple[Schedule | Schedules | None, str | None]":
         from . import schedule_line as _schedules
@@ -250,11 +250,11 @@ class ShardMagics(Magics):
         if self.session.remember:
             self.keeping.keep(report, cell)
 
-    def _made_abstract(self, options: Options) -> None:
+    def _made_abstract(self, options: ShardOptions) -> None:
         from .abstract_line import abstract_names
 
         names = options.words[1:]
-        only(replace(options, words=options.words[:1]), "abstract")
+        check_only(replace(options, words=options.words[:1]), "abstract")
         if not names:
             raise ShardError(
                 "%shard abstract takes the names of what is to become shapes: %shard abstract state"

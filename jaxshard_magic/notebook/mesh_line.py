@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from .displays import say
-from .options import Options
-from .shard_cell import step_options_of
+from .options import ShardOptions
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from jax.sharding import Mesh
 
-    from ..mesh import BuiltMesh
+    from ..config.mesh import BuiltMesh
     from .session import ShardSession
 
 
@@ -24,13 +23,14 @@ class Meshes:
         self._shell, self._session = shell, session
         self._hinted = False  # that a mesh may be made: said once
 
-    def wanted(self, options: Options) -> "Mesh":
+    def wanted(self, options: ShardOptions) -> "Mesh":
         """The line's mesh, else the notebook's, else one of all devices.
 
         Raises ShardError for what the line alone tells, before the cell runs.
         """
+        from ..config.request import step_options
+        from ..config.strategy_text import parse_strategy, part_axes
         from ..hardware import chip
-        from ..request import parse_strategy, part_axes, step_options
         from ..specs import parse_assignment, parse_rule
 
         parts = parse_strategy(options.strategy)
@@ -38,7 +38,7 @@ class Meshes:
             parse_assignment(text)
         for text in options.rules:
             parse_rule(text)
-        step_options(options.strategy, step_options_of(options))
+        step_options(options.strategy, options.step_options)
         if options.on is not None:
             chip(options.on)
         if options.mesh:
@@ -47,10 +47,10 @@ class Meshes:
             mesh = current.mesh
         else:
             mesh = self._default(options)
-        part_axes(parts, mesh, options.stages)
+        part_axes(parts, mesh, options.step_options.get("stages"))
         return mesh
 
-    def devices(self, options: Options) -> "Mesh":
+    def devices(self, options: ShardOptions) -> "Mesh":
         """The mesh whose devices a comparison is on."""
         if options.on is not None:
             from ..hardware import chip
@@ -60,13 +60,15 @@ class Meshes:
             return self.built(options.mesh).mesh
         if current := self.current():
             return current.mesh
-        return self._default(replace(options, strategy="dp", stages=None))
+        return self._default(replace(options, strategy="dp", step_options={}))
 
-    def _default(self, options: Options) -> "Mesh":
+    def _default(self, options: ShardOptions) -> "Mesh":
         from .. import api
-        from ..mesh_text import axes_text
+        from ..config.mesh_text import axes_text
 
-        built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self._shell.user_ns])
+        built = api.default_mesh(
+            options.strategy, stages=options.step_options.get("stages"), namespaces=[self._shell.user_ns]
+        )
         axes = axes_text(built.mesh.shape.items())
         hint = () if self._hinted else (f"no %mesh yet, taking {axes}",)
         self._hinted = True
@@ -87,7 +89,7 @@ class Meshes:
         """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
         import jax
 
-        from ..mesh_text import axes_text
+        from ..config.mesh_text import axes_text
 
         built = self._session.mesh
         if built is None or built.source == "topology":

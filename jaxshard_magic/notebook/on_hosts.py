@@ -22,9 +22,9 @@ from .hosts_output import Output
 from .progress import Progress, line_for
 
 if TYPE_CHECKING:
+    from ..config.mesh import MeshSpec
     from ..hosts.cluster import Cluster
     from ..hosts.watch import Interrupts
-    from ..mesh import MeshSpec
     from ..report import Report
     from ..report.comparison import Comparison
 
@@ -74,7 +74,7 @@ class OnHosts:
 
     def _spec(self, text: str) -> "MeshSpec":
         """Axes alone are those of a mesh over the hosts that are there."""
-        from ..mesh import MeshSpec
+        from ..config.mesh import MeshSpec
 
         spec = MeshSpec.parse(text)
         if self.cluster is None or spec.source != "attached":
@@ -103,9 +103,9 @@ class OnHosts:
 
     def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
+        from ..config.mesh_text import axes_text
         from ..doctor.hosts import apart, apart_text
         from ..hosts import engine, starting
-        from ..mesh_text import axes_text
 
         assert spec.hosts is not None
         axes = axes_text(spec.axes)

@@ -71,6 +71,6 @@ The step is given what it was given last, each argument as the notebook holds it
 --profile or --repeat kept. Each line of the cell gets its measured time: compute, moving data between devices,
 waiting for other devices or for Python.
 
-Options:
+ShardOptions:
 {flags_text(ProfileOptions)}
 """

@@ -127,7 +127,7 @@ def save_help() -> str:
 
 A checkpoint's number is that of the calls behind it.
 
-Options:
+ShardOptions:
 {flags_text(SaveOptions)}
 """
 
@@ -147,6 +147,6 @@ def load_help() -> str:
     --rename "h.*.fc.weight=h.*.fc.kernel:T"   the number stays; :T swaps two dimensions, as torch has weights
     --rename "h.*.fc=h.fc"         no * on your side: stacked into one array, by number
 
-Options:
+ShardOptions:
 {flags_text(LoadOptions)}
 """

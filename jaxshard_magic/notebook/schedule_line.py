@@ -125,7 +125,7 @@ def _of_stages(costs: Costs | None, stages: int, chunks: int) -> Costs | None:
 
 
 def _with_sizes(options: ScheduleOptions, axes: Mapping[str, int]) -> ScheduleOptions:
-    from ..mesh_text import job_of
+    from ..config.strategies import job_of
 
     taken, stages, microbatches = [], options.stages, options.microbatches
     if stages is None:
@@ -215,7 +215,7 @@ def help_text() -> str:
 Schedules:
 {names}
 
-Options:
+ShardOptions:
 {flags_text(ScheduleOptions)}
 
 Costs are times of one microbatch on a P-th of the model, in any unit: forward, input gradient, weight gradient, and

@@ -13,75 +13,56 @@ from ..temporary import Replaced, attribute
 from . import cells
 from .displays import say
 from .later import ran_within
-from .options import Options, line_text, parse, with_strategy
+from .options import ShardOptions, line_text, parse, with_strategy
 from .progress import Draw, Progress, line_for
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from ..comparing import Requests
+    from ..config.request import Request
     from ..report import Report
-    from ..request import Request
     from ..step import Entry, ShardedStep
     from .session import ShardSession
 
 
-_OPTIONS = (
-    "microbatches",
-    "reduce",
-    "remat",
-    "precision",
-    "reduce_dtype",
-    "pad",
-    "stages",
-    "schedule",
-    "chunks",
-)
-_OPTIONS += ("balance", "cut", "attention")
-
 ALIKE = 0.6  # of the lines of two cells: so many the same, and the step is taken for the same one
 
 
-def step_options_of(options: Options) -> dict[str, Any]:
-    """The options of a line for the step's gradients and its pipeline, by the names that `make_request` takes."""
-    return {name: getattr(options, name) for name in _OPTIONS}
-
-
-def request_of(options: Options, mesh: "Mesh", path: str, function: Any) -> "Request":
+def request_of(options: ShardOptions, mesh: "Mesh", path: str, function: Any) -> "Request":
     """What a line asks of the cell's step, with the specs that the function itself is annotated with.
 
     Raises ShardError as `make_request` does.
     """
-    from ..request import make_request
+    from ..config.request import make_request
 
     return make_request(
         options.strategy,
         mesh,
         **placed_by(options, path, function),
         check=options.check,
-        **step_options_of(options),
+        **options.step_options,
     )
 
 
-def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "Requests":
+def requests_of(options: ShardOptions, strategies: Sequence[str], mesh: "Mesh") -> "Requests":
     """What a line that compares or searches asks of all its candidates, but for what the function says itself."""
     from ..comparing import Requests, meshes_of, said_of, varied
 
     placed = placed_by(options)
-    common = {k: v for k, v in step_options_of(options).items() if v != getattr(Options, k)}
     return Requests(
         strategies,
         mesh,
         meshes_of(options.meshes),
         varied(options.vary),
-        common,
+        options.step_options,
         placed,
         options.keep_going,
         said_of({**placed, "step": options.step}),
     )
 
 
-def placed_by(options: Options, path: str | None = None, function: Any = None) -> dict[str, Any]:
+def placed_by(options: ShardOptions, path: str | None = None, function: Any = None) -> dict[str, Any]:
     """Specs, rules and the rest that a line says once for any strategy, with the specs of `function`'s annotations."""
     from ..specs import parse_assignment
 
@@ -102,7 +83,7 @@ class ShardCell:
 
     shell: Any
     session: "ShardSession"
-    options: Options
+    options: ShardOptions
     code: cells.Cell
     place: cells.Step
     mesh: "Mesh"
@@ -165,12 +146,12 @@ def compile_of(this: ShardCell) -> float | None:
     return entry.compile_s if alike >= ALIKE else None
 
 
-def _asked(options: Options) -> tuple[Any, ...]:
+def _asked(options: ShardOptions) -> tuple[Any, ...]:
     """What of a line makes another program of the same step on the same devices."""
-    return options.strategy, options.specs, options.rules, options.donate, step_options_of(options)
+    return options.strategy, options.specs, options.rules, options.donate, options.step_options
 
 
-def feeds_of(options: Options) -> "cells.Feeds | None":
+def feeds_of(options: ShardOptions) -> "cells.Feeds | None":
     """What takes the batches of the cell's loop ahead; None where the line asks for none, or runs no step. A batch
     stays what the cell expects: no tensor is converted."""
     if not options.feed or options.dry_run:
@@ -180,7 +161,7 @@ def feeds_of(options: Options) -> "cells.Feeds | None":
     return partial(Feed, convert=False)
 
 
-def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
+def sharded(options: ShardOptions, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
     """The function sharded as a line has it; one that is sharded already is taken anew."""
     from ..step import ShardedStep
     from ..step.recorded import recordable
@@ -230,7 +211,7 @@ def compiled_with(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: 
     compiled.
     """
     from .. import api
-    from ..request import changed_by, is_line
+    from ..config.from_line import changed_by, is_line
     from ..step import ShardedStep
 
     if not is_line(fix):

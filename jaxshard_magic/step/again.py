@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..program.unwrap import Step
-from ..request import Request
 from ..temporary import Kept, elements
 from .donation import Ours
 from .entry import Entry

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
 from ..placing import hosts_of
 from ..plan import Finding, Plan, Sent
 from ..program.facts import Facts
-from ..request import Request
 from ..strategies.attention import divides_heads
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold

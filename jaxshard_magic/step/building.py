@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from ..compiler_log import captured
+from ..config.options import GradientOptions
+from ..config.request import Request
 from ..errors import ShardError, one_of
 from ..meanwhile import while_compiling
 from ..placing import put
@@ -28,7 +30,6 @@ from ..program.peel import Peeled, specs
 from ..program.primitives import runs_on_one_device
 from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
-from ..request import GradientOptions, Request
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..targets import LIMIT_S, Built, CompilerFailed, Target, target_of

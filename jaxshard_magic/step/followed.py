@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..config.request import Request
 from ..program.unwrap import Step
-from ..request import Request
 from .programs import Programs
 from .watch import Watch
 

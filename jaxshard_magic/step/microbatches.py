@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from ..config.options import PipelineOptions
+from ..config.pipeline_microbatches import default_microbatches, possible_microbatches
+from ..config.request import Request
 from ..errors import ShardError
 from ..gradients.captures import has_one_example, needs, why_whole
 from ..gradients.over_microbatches import coupled
@@ -9,8 +12,6 @@ from ..gradients.rewrite import Rewritten, in_microbatches, whole_batch
 from ..plan import Finding
 from ..program.facts import Facts
 from ..program.peel import Peeled
-from ..request import Request
-from ..request.pipeline_options import PipelineOptions, default_microbatches, possible_microbatches
 from .tracing import TracedCall, capture
 
 

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..compiler_log import captured
+from ..config.request import Request
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
 from ..meanwhile import while_compiling
@@ -33,7 +34,6 @@ from ..program.ir import Program
 from ..program.peel import Peeled, Result, specs
 from ..program.settings import own_moves
 from ..program.trace import Traced
-from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from ..temporary import within

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, rewrite
@@ -22,7 +23,6 @@ from ..program.memory_kinds import memory_kind
 from ..program.peel import Peeled, Result, specs
 from ..program.thread_state import Entered
 from ..program.trace import Traced
-from ..request import Request
 from ..strategies import plan, understand
 from ..temporary import within
 from .attention import Way, with_attention

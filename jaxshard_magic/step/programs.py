@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
+from ..config.options import GradientOptions
+from ..config.request import Request
 from ..errors import ShardError
 from ..program.garbage import interruptible
 from ..program.peel import Peeled, peel
 from ..program.unwrap import NUMBERS, Step
-from ..request import GradientOptions, Request
 from ..targets import LIMIT_S
 from .building import build_entry
 from .entry import Entry

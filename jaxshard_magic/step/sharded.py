@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..introspect import named_as
 from ..program.in_place import write
@@ -16,7 +17,6 @@ from ..program.lines import Within, traced_within, users_lines_alone
 from ..program.peel import Peeled, nnx_calls
 from ..program.settings import refuse_disabled
 from ..program.unwrap import strip
-from ..request import Request
 from ..targets import target_of
 from .again import CalledAgain
 from .building import plan_entry

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from ..config.request import Request
 from ..coordination import gathered
 from ..errors import ShardError
 from ..placing import hosts_of, is_key, is_part
@@ -20,7 +21,6 @@ from ..program.hooks import retracing
 from ..program.peel import Peeled, aval, specs
 from ..program.roles import BATCH
 from ..program.trace import path_name
-from ..request import Request
 from ..strategies import understand
 from ..targets import target_of
 from .call_kinds import CallKind, Description, Leaf, fixed

@@ -8,6 +8,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..config.options import GradientOptions
+from ..config.request import Request
 from ..errors import ShardError
 from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
@@ -28,7 +30,6 @@ from ..program.scans import scan_in_blocks
 from ..program.settings import refuse_disabled
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
-from ..request import GradientOptions, Request
 from ..strategies import spread, understand
 from ..strategies.positions import sequence_axes
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from ..config.request import Request
+from ..config.strategies import STRATEGIES
 from ..errors import ShardError
 from ..plan import WHOLE, Finding, LeafPlan, Plan
 from ..program.emit import Emitter
@@ -17,38 +19,23 @@ from ..program.roles import BATCH, OTHER
 from ..program.sizes import nbytes
 from ..program.trace import Traced, path_name
 from ..program.weights import largest_weight
-from ..request import Request
 from ..specs import Placement
 from .attention import attend
 from .contested import gather_contested
 from .divided import divided_experts, divided_positions
-from .dp import data_parallel
-from .ep import expert_parallel
 from .examples import about_the_batch, examples_divide
-from .fsdp import fully_sharded
 from .hold import Hold
-from .layout import Axes, Layout, Strategy, partition_spec, spec_of
+from .layout import Axes, Layout, partition_spec, spec_of
 from .pieces import take_apart
 from .placements import apply_placements, dims_over
 from .pmap import spread_plan
 from .positions import one_example
 from .results import about_results, nothing_returned, returns_nothing
 from .shares import shares
-from .sp import sequence_parallel, why_positions
+from .sp import why_positions
 from .stepwise import about_steps
-from .tp import tensor_parallel
 from .undivided import keep_whole
 from .unplaced import Unplaced
-
-# In this order: data parallel needs nothing, experts are divided by themselves, tensor parallel takes its dimensions
-# of what is left first, then the others.
-STRATEGIES: dict[str, Strategy] = {
-    "dp": data_parallel,
-    "ep": expert_parallel,
-    "tp": tensor_parallel,
-    "sp": sequence_parallel,
-    "fsdp": fully_sharded,
-}
 
 
 def plan(facts: Facts, request: Request) -> Plan:
@@ -78,9 +65,9 @@ def plan(facts: Facts, request: Request) -> Plan:
     apply_placements(layout, facts.placed)
     layout.names = [path_name(p) for p in traced.in_paths]
     layout.positions = dims_over(axes.get("sp", ()), facts.placed, roles.data)
-    for name, apply in STRATEGIES.items():
-        if name in axes:
-            apply(layout, axes[name])
+    for row in sorted((STRATEGIES[name] for name in axes), key=lambda row: row.order):
+        if row.divides:
+            row.function()(layout, axes[row.name])
     keep_whole(layout)
     take_apart(layout)
     gather_contested(layout)

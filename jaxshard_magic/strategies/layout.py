@@ -291,6 +291,3 @@ def without(spec: Iterable[Axes], axes: Collection[str]) -> Spec:
 def partition_spec(spec: Sequence[Axes]) -> PartitionSpec:
     """As jax takes it: `("data",)` as "data", `()` as None."""
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
-
-
-Strategy = Callable[[Layout, Axes], None]  # fills in the layout for the mesh axes it is given

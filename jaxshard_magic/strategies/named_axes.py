@@ -5,10 +5,10 @@ from typing import NoReturn
 
 from jax.sharding import Mesh
 
+from ..config.strategies import job_of
+from ..config.strategy_text import batch_axes
 from ..errors import ShardError, one_of
-from ..mesh_text import job_of
 from ..program.mapped import Name
-from ..request.strategy_text import batch_axes
 from .layout import Axes
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
+from ..config.request import Request
+from ..config.strategies import job_of
 from ..errors import ShardError, none_of, one_of
-from ..mesh_text import job_of
 from ..program.roles import OPTIMIZER
 from ..program.trace import Traced, is_closed_over, path_name
-from ..request import Request
 from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
 from .layout import Axes, Layout, Spec, partition_spec, spec_of
 

@@ -8,6 +8,7 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from ..config.request import Request
 from ..plan import LeafPlan, Plan, Share
 from ..program.emit import Emitter
 from ..program.facts import Facts
@@ -18,7 +19,6 @@ from ..program.mapped import Cut, Name, PerDevice
 from ..program.primitives import axis_names, bind, over_axes
 from ..program.roles import BATCH, OTHER
 from ..program.trace import path_name
-from ..request import Request
 from .alike import results
 from .layout import partition_spec
 from .results import about_results

@@ -8,6 +8,7 @@ alone, and so does not count as a weight.
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from ..config.request import Request
 from ..program.batching.batch import Batch
 from ..program.facts import Facts
 from ..program.flow import by_alias
@@ -15,7 +16,6 @@ from ..program.ir import Equation, Program
 from ..program.products import Product, products
 from ..program.roles import Roles
 from ..program.unionfind import UnionFind
-from ..request import Request
 from .layout import Axes, Layout
 
 _ENOUGH = 0.05  # of the products' FLOPs: less says nothing

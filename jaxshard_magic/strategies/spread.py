@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
@@ -17,7 +18,6 @@ from ..program.peel import Peeled, specs
 from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
 from ..program.untraceable import explained, unbound
-from ..request import Request
 from .layout import Axes
 from .named_axes import mesh_axes, spare_axes
 from .placements import under

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..config.request import Request
 from ..errors import ShardError
 from ..program.batching.batch import find_batch
 from ..program.copies import gradients_of
@@ -15,7 +16,6 @@ from ..program.mapped import PerDevice
 from ..program.roles import BATCH, PARAMS, Roles, find_roles
 from ..program.state import changed_state
 from ..program.trace import Traced, path_name
-from ..request import Request
 from .placements import dims_over, placements
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxshard_magic.config.strategies import EXPLORED
 from jaxshard_magic.report import Collective
 from jaxshard_magic.report.held import held
 from jaxshard_magic.report.sent import PageWidget
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from jaxshard_magic.explorer.stepped import Compiled, Refused
 
 VERSION = 1
-STRATEGIES = ("dp", "fsdp", "tp", "sp", "ep", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
 
 
 def packed_explorer(ex: "Explorer") -> bytes:
@@ -46,7 +46,7 @@ def payload(ex: "Explorer") -> dict[str, Any]:
         },
         "rows": [[roles[i], printable(ex.arrays[i].path), [i]] for i in order],
         "now": ex.held_now,
-        "strategies": list(STRATEGIES) if ex.stepped is not None else [],
+        "strategies": list(EXPLORED) if ex.stepped is not None else [],
         "line": {
             "home": ex.text_of.home,
             "kept": list(map(printable, ex.text_of.kept)),

@@ -5,18 +5,12 @@ The browser's `shared/axes.js` decides just so; `tests/data/axis_hues.json` has 
 
 from collections.abc import Iterable
 
-JOBS = (
-    ("data", "dp", "batch", "replica"),
-    ("model", "tp", "tensor"),
-    ("fsdp",),
-    ("pipe", "pp", "stage", "pipeline"),
-    ("seq", "sp", "sequence", "context", "cp"),
-    ("expert", "ep"),
-)
+from ..config.strategies import AXIS_JOBS, job_of
+
 HUES = 8
 _FREE = (
-    *range(len(JOBS), HUES),
-    *reversed(range(len(JOBS))),
+    *range(len(AXIS_JOBS), HUES),
+    *reversed(range(len(AXIS_JOBS))),
 )  # what further axes take, those of no job first
 
 
@@ -31,8 +25,9 @@ def hues(axes: Iterable[str]) -> dict[str, int]:
     """
     found: dict[str, int | None] = {}
     for axis in dict.fromkeys(axes):
-        job = next((i for i, names in enumerate(JOBS) if axis.lower() in names), None)
-        found[axis] = None if job in found.values() else job
+        job = job_of(axis)
+        hue = None if job is None else AXIS_JOBS[job].hue
+        found[axis] = None if hue in found.values() else hue
     rest = [axis for axis, number in found.items() if number is None]
     left = [number for number in _FREE if number not in found.values()]
     left += range(HUES, HUES + len(rest))

@@ -5,12 +5,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...config.from_line import changed_by, is_line
+from ...config.options import GradientOptions
+from ...config.request import Request
 from ...errors import ShardError
 from ...plan import Share
 from ...program.trace import is_closed_over
 from ...report import Collective, Experts, Leaf, Measured, Memory, MeshInfo, Spec
 from ...report.held import extents
-from ...request import GradientOptions, Request, changed_by, is_line
 from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline

@@ -1,92 +1,57 @@
-"""What a parsed `%%shard` line asks for, and what goes with it: one step, a comparison, a search, a command."""
+"""Kinds of `%%shard` lines (one step, a comparison, a search, a command), and the options that each refuses."""
 
 from collections.abc import Container
 from dataclasses import replace
 
+from ...config.flags import Flag
+from ...config.strategies import AUTO, WORDS
 from ...errors import ShardError, one_of
-from .flags import STRATEGIES, Options
+from .lines import ShardOptions
+
+_BY_PARAMETER = {flag.parameter: flag for flag in ShardOptions.flags()}
 
 
-def chooses(options: Options) -> bool:
-    """Whether a `%%shard` line asks for a search. Raises ShardError for its options on another line, and for those that
-    it has no place for."""
-    if options.words[:1] == ("auto",):
+def is_search(options: ShardOptions) -> bool:
+    """Return whether a `%%shard` line asks for a search. Raises `ShardError` for options of a search on another line,
+    for those that a search refuses, and for those that need another one."""
+    if options.words[:1] == (AUTO,):
         if options.words[1:]:
             raise ShardError(f"%%shard auto takes options alone; unexpected: {' '.join(options.words[1:])}")
-        for given, name, why in (
-            (options.compare, "--compare", "what it compiles is compared in any case"),
-            (options.keep_going, "--keep-going", "it goes on in any case"),
-            (options.profile, "--profile", "many are tried; %shard profile records the step that was chosen"),
-            (
-                options.checkpoint,
-                "--checkpoint",
-                "the steps of many are tried; save with the one that was chosen",
-            ),
-        ):
-            if given:
-                raise ShardError(f"{name}: under auto {why}; leave {name} out")
+        _refuse(options, "auto", "under auto ")
         return True
-    _of_profile(options)
-    _of_checkpoint(options)
-    for name in ("budget", "among", "plan_only"):
-        if getattr(options, name) != getattr(Options, name):
-            raise ShardError(f"--{name.replace('_', '-')} is for a search: %%shard auto")
+    if options.dry_run:
+        _refuse(options, "dry_run")
+    for flag in _given(options):
+        if flag.needs and not options.has(need := _BY_PARAMETER[flag.needs]):
+            value = "" if need.bare is not None else f" {need.metavar}"
+            raise ShardError(f"{flag.name} is of {need.name}: add {need.name}{value}")
+        if flag.command == AUTO:
+            raise ShardError(f"{flag.name} is for a search: %%shard auto")
     return False
 
 
-def _of_profile(options: Options) -> None:
-    """Refuse options that have nothing to record, or none that is kept."""
-    if options.trace is not None and not options.profile:
-        raise ShardError("--trace keeps what --profile records: add --profile")
-    if options.profile and options.dry_run:
-        raise ShardError("--profile records steps that run, and --dry-run runs none: leave one of them out")
-
-
-def _of_checkpoint(options: Options) -> None:
-    """Refuse what says how to save where nothing is saved."""
-    if options.checkpoint is None:
-        for given, name in (
-            (options.every, "--every"),
-            (options.keep, "--keep"),
-            (options.resume, "--resume"),
-        ):
-            if given:
-                raise ShardError(
-                    f"{name} is of --checkpoint: say the folder too, --checkpoint runs/mine {name}"
-                )
-    elif options.dry_run:
-        raise ShardError("--checkpoint saves what steps give, and --dry-run runs none: leave one of them out")
-
-
-def compares(options: Options) -> bool:
-    """Whether a `%%shard` line asks for several candidates side by side."""
+def is_comparison(options: ShardOptions) -> bool:
+    """Return whether a `%%shard` line asks for several candidates side by side."""
     several = any("," in word for word in options.words)
     return several or options.compare or options.meshes is not None or bool(options.vary)
 
 
-def with_strategies(options: Options) -> tuple[Options, list[str]]:
-    """The options of a line that compares, and the strategies that it names. Raises ShardError for options that only
+def with_strategies(options: ShardOptions) -> tuple[ShardOptions, list[str]]:
+    """Return the options of a comparison and the strategies that it names. Raises `ShardError` for options that only
     one step can have."""
-    for given, name, why in (
-        (options.check, "--check", "each is checked anyway"),
-        (options.donate, "--donate", "each runs on copies"),
-        (options.profile, "--profile", "none is recorded; record one of them with %%shard and its name"),
-        (options.checkpoint, "--checkpoint", "none trains; save with one of them, %%shard and its name"),
-    ):
-        if given:
-            raise ShardError(f"{name}: in a comparison {why}; leave {name} out")
+    _refuse(options, "compare", "in a comparison ")
     words = [word for text in options.words for word in text.split(",") if word]
     return replace(options, words=(), strategy=",".join(words)), words
 
 
-def with_strategy(options: Options) -> Options:
-    """The options of a `%%shard` line, which has one word, as they are with that word as the strategy."""
+def with_strategy(options: ShardOptions) -> ShardOptions:
+    """Return the options of a line that has one word, with that word as the strategy."""
     if options.keep_going:
         raise ShardError(
             "--keep-going is for a comparison: name several strategies, as in %%shard dp,fsdp,tp"
         )
     if not options.words:
-        raise ShardError(f"%%shard needs a strategy: {one_of(STRATEGIES)}, or a sum such as fsdp+tp")
+        raise ShardError(f"%%shard needs a strategy: {one_of(WORDS)}, or a sum such as fsdp+tp")
     strategy, *rest = options.words
     if rest:
         quote = f'; quote the mesh: --mesh "{options.mesh} {" ".join(rest)}"' if options.mesh else ""
@@ -94,43 +59,45 @@ def with_strategy(options: Options) -> Options:
     return replace(options, strategy=strategy)
 
 
-def compiled_only(options: Options, target: str) -> Options:
-    """The options of a cell whose step is compiled for what is not attached. Raises ShardError where they ask for
-    calls of it."""
-    for asked, name in (
-        (options.check, "--check"),
-        (options.repeat, "--repeat"),
-        (options.profile, "--profile"),
-        (options.checkpoint, "--checkpoint"),
-    ):
-        if asked:
+def compiled_only(options: ShardOptions, target: str) -> ShardOptions:
+    """Return the options of a cell whose step is compiled for hardware that is not attached. Raises `ShardError` for
+    options that call it."""
+    for flag in _given(options):
+        if flag.calls:
             raise ShardError(
-                f"{name} runs the step, and {target} is not attached: it only compiles. Leave {name} out, or take a "
-                "mesh of simulated devices"
+                f"{flag.name} runs the step, and {target} is not attached: it only compiles. Leave {flag.name} out, "
+                "or take a mesh of simulated devices"
             )
     if options.on is not None:
         raise ShardError(f"--on {options.on}: the mesh names the chip, {target}. Leave --on out")
     return replace(options, dry_run=True)
 
 
-def keeps_apart(name: str | None, used: Container[str], who: str) -> None:
-    """Raise ShardError where `-o` would put what is returned in the place of something that is used, and by whom."""
+def check_output(name: str | None, used: Container[str], user: str) -> None:
+    """Raise `ShardError` where `-o` would overwrite a name that `user` needs."""
     if name is not None and name in used:
-        raise ShardError(f"-o {name}: {who} has that name, and would lose it; take another: -o found")
+        raise ShardError(f"-o {name}: {user} has that name, and would lose it; take another: -o found")
 
 
-def only(options: Options, command: str, *fields: str) -> None:
-    """Raise ShardError where a line of `%shard command` has more than that word and the options of `fields`."""
-    plain = replace(options, words=(command,), **{name: getattr(Options, name) for name in fields})
-    if options.words == (command,) and plain == Options(words=(command,)):
+def check_only(options: ShardOptions, command: str, *allowed: str) -> None:
+    """Raise `ShardError` where a line of `%shard command` has more than that word and options of these fields."""
+    others = [flag.name for flag in _given(options) if flag.parameter not in allowed]
+    if options.words == (command,) and not others:
         return
-    allowed = one_of(f"{flag.name} {flag.metavar}" for flag in Options.flags() if flag.into in fields)
-    given = " ".join(options.words[1:]) or one_of(_given(plain))
+    takes = one_of(
+        f"{flag.name} {flag.metavar}" for flag in ShardOptions.flags() if flag.parameter in allowed
+    )
+    given = " ".join(options.words[1:]) or one_of(others)
     quote = f'; quote the mesh: --mesh "{options.mesh} {given}"' if options.mesh and options.words[1:] else ""
-    raise ShardError(f"%shard {command} takes {allowed} and nothing else; unexpected: {given}{quote}")
+    raise ShardError(f"%shard {command} takes {takes} and nothing else; unexpected: {given}{quote}")
 
 
-def _given(options: Options) -> list[str]:
-    return [
-        flag.name for flag in Options.flags() if getattr(options, flag.into) != getattr(Options, flag.into)
-    ]
+def _given(options: ShardOptions) -> list[Flag]:
+    return [flag for flag in ShardOptions.flags() if options.has(flag)]
+
+
+def _refuse(options: ShardOptions, kind: str, words: str = "") -> None:
+    """Raise `ShardError` for an option that a line of this kind has no use for."""
+    for flag in _given(options):
+        if why := flag.refused.get(kind):
+            raise ShardError(f"{flag.name}: {words}{why}; leave {flag.name} out")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ...config.flags import Flag, LineOptions
 from ...errors import ShardError, none_of
-from .flags import Flag, LineOptions, Options
+from .lines import ShardOptions
 
 Line = TypeVar("Line", bound=LineOptions)
 _BEFORE_COMMENT = re.compile(r"""(?:"[^"]*"|'[^']*'|[^"'#]|(?<=[^\s;])#)*""")
@@ -30,12 +31,12 @@ def line_text(line: str) -> tuple[str, bool]:
     return text.rstrip("; "), text.endswith(";")
 
 
-def parse(line: str) -> Options:
-    """`fsdp+tp --mesh "data=4 model=2"` as Options; what is no option is in `words`.
+def parse(line: str) -> ShardOptions:
+    """`fsdp+tp --mesh "data=4 model=2"` as ShardOptions; what is no option is in `words`.
 
     Raises ShardError for an unknown option, a missing or impossible value, and an unclosed quote.
     """
-    return _parsed(line, "%%shard", Options())
+    return _parsed(line, "%%shard", ShardOptions())
 
 
 def parse_command(line: str, options: type[Line]) -> Line:
@@ -55,7 +56,7 @@ def _parsed(line: str, command: str, options: Line) -> Line:
             continue
         name, equals, text = token.partition("=")
         flag = _flag(name, command, by_name)
-        bare = flag.alone is not None and not equals and (not tokens or not tokens[0].isdecimal())
+        bare = flag.bare is not None and not equals and (not tokens or not tokens[0].isdecimal())
         if flag.metavar and not equals and not bare:
             if not tokens or tokens[0] in by_name:
                 raise ShardError(f"{name} needs a value: {name} {flag.metavar}")
@@ -63,13 +64,13 @@ def _parsed(line: str, command: str, options: Line) -> Line:
         elif equals and not flag.metavar:
             raise ShardError(f"{name} takes no value, not {text!r}")
         given_text = flag.metavar and not bare
-        value = flag.reads(flag, _unquoted(text)) if given_text else flag.alone if bare else flag.sets
-        if flag.many:
-            given.setdefault(flag.into, []).append(value)
+        value = flag.read(flag, _unquoted(text)) if given_text else flag.bare if bare else flag.constant
+        if flag.repeatable:
+            given.setdefault(flag.parameter, []).append(value)
         else:
-            given[flag.into] = value
+            given[flag.parameter] = value
     many = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return replace(options, words=tuple(words), **{**given, **many})
+    return options.with_values({"words": tuple(words), **given, **many})
 
 
 def _tokens(line: str) -> list[str]:

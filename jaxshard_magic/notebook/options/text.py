@@ -1,11 +1,13 @@
 """The help text of `%%shard`."""
 
-from .flags import STRATEGIES, Options, flags_text
+from ...config.strategies import AUTO, AUTO_HELP, STRATEGIES
+from .lines import ShardOptions, flags_text
 
 
 def _help() -> str:
-    strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
-    flags = flags_text(Options)
+    helps = ((row.name, row.help) for row in STRATEGIES.values())
+    strategies = "\n".join(f"    {name:<21}{text}" for name, text in (*helps, (AUTO, AUTO_HELP)))
+    flags = flags_text(ShardOptions)
     return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one

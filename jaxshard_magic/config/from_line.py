@@ -9,8 +9,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..errors import ShardError
-from ..mesh import MeshSpec
 from ..specs import parse_assignment, parse_rule
+from .mesh import MeshSpec
 from .request import Request
 
 _LINES = ("%%shard ", "%mesh ", "--")

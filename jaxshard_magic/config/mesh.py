@@ -10,24 +10,23 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from . import simulate, targets
-from .compiler_log import captured
-from .errors import ShardError
-from .hosts.spec import HostsSpec
+from .. import simulate, targets
+from ..compiler_log import captured
+from ..errors import ShardError
+from ..hosts.spec import HostsSpec
+from ..simulate import Machine
+from ..targets import Target, slices
+from ..temporary import within
 from .mesh_text import (
-    JOBS,
     Axes,
     axes_text,
     check_axes,
     device_part,
-    job_of,
     listed_axes,
     product,
     written_axes,
 )
-from .simulate import Machine
-from .targets import Target, slices
-from .temporary import within
+from .strategies import AXIS_JOBS, job_of
 
 DEFAULT_SIMULATED = 8
 
@@ -261,7 +260,7 @@ def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int |
         inner = default_spec([j for j in jobs if j != "pipeline"], max(1, left // stages), "").axes
         axes = (("pipe", stages), *(a for a in inner if len(jobs) > 1 or a[1] > 1))
         return MeshSpec(axes, text=axes_text(axes))
-    wanted = [j for j in JOBS if j in jobs] or ["data"]
+    wanted = [job for job in AXIS_JOBS if job in jobs] or ["data"]
     rest = next((j for j in ("fsdp", "data") if j in wanted), wanted[0])
     sizes: dict[str, int] = {}
     for job in reversed(wanted):
@@ -269,7 +268,7 @@ def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int |
             sizes[job] = 2 if left % 2 == 0 and (job != "data" or left > 2) else 1
             left //= sizes[job]
     sizes[rest] = left
-    names = {j: JOBS[j][0] for j in wanted}
+    names = {job: AXIS_JOBS[job].axis_names[0] for job in wanted}
     if "data" not in wanted:
         names["fsdp"] = "data"
     axes = tuple((names[j], sizes[j]) for j in wanted)

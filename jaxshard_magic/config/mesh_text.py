@@ -5,34 +5,18 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from . import simulate
-from .errors import ShardError, nearest, none_of
-from .hardware import chip_of, chips
-from .hosts.spec import KINDS, UNENCRYPTED, HostsSpec
-from .targets import Target, slices
+from .. import simulate
+from ..errors import ShardError, nearest, none_of
+from ..hardware import chip_of, chips
+from ..hosts.spec import KINDS, UNENCRYPTED, HostsSpec
+from ..targets import Target, slices
+from .strategies import AXIS_JOBS, job_of
 
 Axes = tuple[tuple[str, int], ...]
 
-JOBS: dict[str, tuple[str, ...]] = {
-    "data": ("data", "dp", "batch", "replica"),
-    "fsdp": ("fsdp",),
-    "tensor": ("model", "tp", "tensor"),
-    "sequence": ("seq", "sp", "sequence", "context", "cp"),
-    "pipeline": ("pipe", "pp", "stage", "pipeline"),
-    "expert": ("expert", "ep"),
-}
 _MOST_AXES, _MOST = 32, 10**9  # of a mesh, and the devices along one of them
 _LISTED = '[[4,2],["data","model"]]'
 FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data=4 model=4"
-
-
-def job_of(axis_name: str) -> str | None:
-    """What an axis is for, by its name; None for a name that says nothing.
-
-    >>> job_of("tp")
-    'tensor'
-    """
-    return next((job for job, names in JOBS.items() if axis_name.lower() in names), None)
 
 
 class MadeOf(NamedTuple):
@@ -93,7 +77,7 @@ def _written_axis(word: str, behind: str) -> tuple[str, int]:
             )
         return name, int(size)
     apart = f"{word}={behind}" if re.fullmatch(r"[0-9]{1,9}", behind) else word[:100]
-    near = nearest(word, [each for names in JOBS.values() for each in names])
+    near = nearest(word, [name for job in AXIS_JOBS.values() for name in job.axis_names])
     sized = re.fullmatch(r"([^\W\d]\w*?)[^\w]*(\d{1,9})", apart)
     meant = f"{sized[1]}={sized[2]}" if sized else near and f"{near}=-1"
     help = f". Did you mean '{meant}'? %mesh --help has the forms" if meant else f": write {FORMS}"

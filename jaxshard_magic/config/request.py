@@ -14,16 +14,13 @@ from .. import hardware
 from ..errors import ShardError, did_you_mean, one_of
 from ..specs import find, parse_spec
 from ..targets import target_of
-from .attention_option import check_attention
-from .gradient_options import GradientOptions
-from .pipeline_options import PipelineOptions, pipeline_options
+from .options import DATA, GradientOptions, PipelineOptions, PositionOptions
+from .pipeline_microbatches import pipeline_options
+from .strategies import STRATEGIES
 from .strategy_text import Part, batch_axes, parse_strategy, part_axes
 
-DATA = ("whole", "per-host")  # what each of several hosts gives of a batch
 SpecLike = PartitionSpec | str
 Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
-_OF_GRADIENTS = tuple(GradientOptions.__match_args__)
-_OF_PIPELINE = tuple(PipelineOptions.__match_args__)
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ class Request:
         names = [part.name for part in parse_strategy(strategy)]
         piped = self.pipeline is not None and "pp" in names
         attention = attention or (self.attention if "sp" in names else None)
-        check_attention(names, attention)
+        _check_attention(names, attention)
         kept = self.gradients.given | (self.pipeline.given if self.pipeline and piped else {})
         gradients, pipeline = step_options(strategy, kept | options)
         other = replace(
@@ -179,6 +176,7 @@ def make_request(
     gradients, pipeline = step_options(strategy, options)
     if on is not None and (target := target_of(mesh)) is not None:
         raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
+    in_groups = {*GradientOptions.names(), *PipelineOptions.names()}
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
     request = Request(
         strategy,
@@ -188,7 +186,7 @@ def make_request(
         gradients,
         pipeline,
         chip=None if on is None else hardware.chip(on).key,
-        **{name: value for name, value in options.items() if name not in (*_OF_GRADIENTS, *_OF_PIPELINE)},
+        **{name: value for name, value in options.items() if name not in in_groups},
     )
     _over_hosts(request)
     _ = request.axes  # refuses a mesh without the axes of the strategy
@@ -240,13 +238,27 @@ def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOpt
     Raises `ShardError` for a strategy or values that are none, and for options that do not go together.
     """
     names = [part.name for part in parse_strategy(strategy)]
-    check_attention(names, options.get("attention"))
-    of_gradients = {name: value for name in _OF_GRADIENTS if (value := options.get(name)) is not None}
+    _check_attention(names, options.get("attention"))
+    of_gradients = {
+        name: value for name in GradientOptions.names() if (value := options.get(name)) is not None
+    }
     if "remat" in of_gradients:
         of_gradients["remat"] = str(of_gradients["remat"])
     gradients = GradientOptions(**of_gradients)
-    given = {name: options.get(name) for name in _OF_PIPELINE}
+    given = {name: options.get(name) for name in PipelineOptions.names()}
     return gradients, pipeline_options(names, given, gradients, options.get("microbatches"))
+
+
+def _check_attention(names: Sequence[str], attention: str | None) -> None:
+    """Refuse a form of attention that is none, and any where the strategy, the sum of `names`, divides no positions."""
+    PositionOptions(attention)
+    if attention is not None and "sp" not in names:
+        strategy = "+".join((*(name for name in names if not STRATEGIES[name].alone), "sp"))
+        raise ShardError(
+            f"--attention {attention} says how attention reads divided positions, and {'+'.join(names)} divides none; "
+            f"leave it out, or write %%shard {strategy} --attention {attention}",
+            fix=f"%%shard {strategy} --attention {attention}",
+        )
 
 
 def automatic(mesh: Mesh) -> Mesh:

@@ -5,24 +5,12 @@ from dataclasses import dataclass
 from jax.sharding import Mesh
 
 from ..errors import ShardError, none_of, one_of
-from ..mesh import JOBS as AXES
-from ..mesh import axes_for, default_text
+from .mesh import axes_for, default_text
+from .strategies import AUTO, AXIS_JOBS, STRATEGIES
 
 Axes = tuple[str, ...]
 
-JOBS = {
-    "dp": ("data", "fsdp"),
-    "fsdp": ("fsdp", "data"),
-    "tp": ("tensor",),
-    "sp": ("sequence",),
-    "ep": ("expert",),
-    "pp": ("pipeline",),
-    "pmap": ("data",),
-    "spmd": (),
-}
-ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
 REPLICA = "replica"  # an axis of this name has copies: fsdp divides nothing over it unless it is told to, fsdp@replica
-AUTO = "auto"  # no strategy, but a search for one
 
 
 @dataclass(frozen=True)
@@ -48,10 +36,10 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
                 "jaxshard_magic.choose(step, args)",
                 fix="%%shard auto",
             )
-        if name not in JOBS:
-            they_are = f"they are {one_of(JOBS)} and sums such as fsdp+tp"
+        if name not in STRATEGIES:
+            they_are = f"they are {one_of(STRATEGIES)} and sums such as fsdp+tp"
             where = "%%shard --help lists them and their sums"
-            raise ShardError(none_of(f"'{name}' is no strategy", name, JOBS, they_are, where))
+            raise ShardError(none_of(f"'{name}' is no strategy", name, STRATEGIES, they_are, where))
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
@@ -61,10 +49,10 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
             f"'{text}': experts are not divided inside the stages of a pipeline; use ep with dp, fsdp or tp, or pp "
             "with these"
         )
-    lone = next((p.name for p in parts if p.name in ALONE), None)
+    lone = next((p.name for p in parts if STRATEGIES[p.name].alone), None)
     if len(parts) > 1 and lone is not None:
         rules = "; for rules on top use --rule" if lone == "spmd" else ""
-        raise ShardError(f"'{text}': {lone} {ALONE[lone]} and stands alone{rules}")
+        raise ShardError(f"'{text}': {lone} {STRATEGIES[lone].alone} and stands alone{rules}")
     return tuple(parts)
 
 
@@ -72,7 +60,7 @@ def jobs_of(parts: tuple[Part, ...]) -> tuple[str, ...]:
     """The mesh jobs that a strategy asks for, one per part: what a default mesh is chosen by. sp beside tp needs none
     of its own."""
     names = [p.name for p in parts if p.name != "sp" or _beside(parts, "tp") is None]
-    return tuple(JOBS[name][0] for name in names if JOBS[name])
+    return tuple(jobs[0] for name in names if (jobs := STRATEGIES[name].jobs))
 
 
 def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) -> dict[str, Axes]:
@@ -85,7 +73,9 @@ def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) ->
     pipe = next((p for p in parts if p.name == "pp"), None)
     if pipe is not None and pipe.axis is None and not axes_for(mesh, "pipeline"):
         raise _no_pipeline(parts, mesh, stages)
-    axes = {p.name: _axes(p, mesh, parts) for p in parts if p.name not in ALONE or p.axis is not None}
+    axes = {
+        p.name: _axes(p, mesh, parts) for p in parts if not STRATEGIES[p.name].alone or p.axis is not None
+    }
     copies = tuple(a for a in axes.get("dp", ()) if a not in axes.get("fsdp", ()))
     axes |= {"dp": copies} if copies else {}
     if pipe is not None:
@@ -109,7 +99,7 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
             said = f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'"
             raise ShardError(none_of(said, part.axis, mesh.axis_names, f"it has {have}"))
         return (part.axis,)
-    jobs = JOBS[part.name]
+    jobs = STRATEGIES[part.name].jobs
     for job in jobs:
         found = axes_for(mesh, job)
         if part.name == "fsdp":
@@ -120,7 +110,7 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
         return _axes(beside, mesh, parts)
     example = default_text(mesh, jobs_of(parts))
     raise ShardError(
-        f"{part.name} needs a mesh axis for it ({AXES[jobs[0]][0]}); the mesh has {have}. "
+        f"{part.name} needs a mesh axis for it ({AXIS_JOBS[jobs[0]].axis_names[0]}); the mesh has {have}. "
         f"Use another mesh (%mesh {example}) or name one: {part.name}@{mesh.axis_names[0]}",
         fix=f"%mesh {example}",
     )

@@ -1,0 +1,1 @@
+"""Options, strategies and meshes: everything that is asked of a step, checked once and handed on as a `Request`."""

@@ -1,0 +1,100 @@
+"""Options of a pipeline held against the strategy and the other options, and its number of microbatches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ShardError
+from .options import FLAGS, GradientOptions, PipelineOptions
+
+MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
+
+
+def pipeline_options(
+    names: Sequence[str],
+    given: Mapping[str, Any],
+    gradients: GradientOptions,
+    microbatches: int | None = None,
+) -> PipelineOptions | None:
+    """The pipeline that a line asks for, None where its strategy has none.
+
+    Args:
+        names: the parts of the strategy, `("pp", "fsdp")`.
+        given: the fields of `PipelineOptions` by name, None where the line does not say.
+        gradients: the options of the gradients beside it.
+        microbatches: as the line has them; None where it does not say.
+
+    Raises `ShardError` for options of a pipeline without one, and for those of `gradients` that a pipeline has no use
+    for.
+    """
+    options = {name: value for name, value in given.items() if value is not None}
+    if "pp" in names:
+        for name, value in gradients.given.items():
+            if why := FLAGS[name].refused.get("pp"):
+                flag = FLAGS[name]
+                raise ShardError(f"{flag.typed(value)}: {why}; leave {flag.name} out under pp")
+        if microbatches == 1:
+            raise ShardError(
+                "--microbatches 1: one stage of the pipeline would work at a time; use 2 or more, or leave it out for "
+                f"up to {MICROBATCHES_A_STAGE} for each stage"
+            )
+        return PipelineOptions(**options)
+    if options:
+        name, value = next(iter(options.items()))
+        strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd", "ep"))))
+        raise ShardError(
+            f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
+            f"{strategy} --{name} {value}",
+            fix=f"%%shard {strategy} --{name} {value}",
+        )
+    return None
+
+
+def default_microbatches(batch_size: int, shards: int, stages: int, piped: PipelineOptions) -> int:
+    """How many microbatches a pipeline takes where the line does not say: the most, up to four for each stage.
+
+    Args:
+        batch_size: examples in the batch.
+        shards: the parts that each microbatch's examples are divided into over devices.
+        stages: ranks of the pipeline.
+
+    >>> default_microbatches(32, 2, 4, PipelineOptions())
+    16
+
+    Raises `ShardError` where no number above 1 divides the batch and suits the schedule, with the batches next to this
+    one for which there is one.
+    """
+    counts = possible_microbatches(batch_size, shards, stages, piped)
+    if counts:
+        return counts[0]
+    if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
+        return 1
+    limit = MICROBATCHES_A_STAGE * stages
+    usual = [m for m in range(2, limit + 1) if piped.refused(stages, m) is None]
+
+    def fits(size: int) -> bool:
+        return bool(possible_microbatches(size, shards, stages, piped))
+
+    step = shards * min(usual)
+    nearest = range(batch_size - 1, 0, -1), range(batch_size + 1, batch_size + step + 1)
+    near = [str(size) for sizes in nearest if (size := next(filter(fits, sizes), None)) is not None]
+    over = "" if shards == 1 else f" over {shards} shards"
+    more = next(iter(possible_microbatches(batch_size, shards, stages, piped, 2 * limit)), None)
+    raise ShardError(
+        f"a batch of {batch_size}{over} does not divide into 2 to {limit} microbatches that --schedule "
+        f"{piped.schedule} takes with {stages} stages; use a batch of {' or '.join(near)}"
+        + (f", or --microbatches {more}" if more else "")
+    )
+
+
+def possible_microbatches(
+    batch_size: int, shards: int, stages: int, piped: PipelineOptions, limit: int | None = None
+) -> list[int]:
+    """The numbers of microbatches above 1 that divide the batch and suit the schedule, the largest first; at most
+    `limit`, by default four for each stage. Arguments as of `default_microbatches`.
+
+    >>> possible_microbatches(24, 2, 2, PipelineOptions())
+    [6, 4, 3, 2]
+    """
+    most = MICROBATCHES_A_STAGE * stages if limit is None else limit
+    counts = (m for m in range(most, 1, -1) if batch_size and batch_size % (shards * m) == 0)
+    return [m for m in counts if piped.refused(stages, m) is None]
