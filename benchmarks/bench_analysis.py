@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from theory import steps
 
 import jaxshard_magic
-from jaxshard_magic.analysis import summary
-from jaxshard_magic.analysis.reading import read_entry
-from jaxshard_magic.analysis.texts import Texts, home_of
-from jaxshard_magic.step import Entry
+from jaxshard_magic.analysis import step_facts
+from jaxshard_magic.analysis.program_texts import ProgramTexts, home_files
+from jaxshard_magic.analysis.step_facts import read_step_facts
+from jaxshard_magic.step import CompiledStep
 
 LIMIT_S, MB = 3.0, 20  # seconds for so many MB of HLO text
 LOOP = 1.2  # a loop of 1,000 trips against one of 2
@@ -30,7 +30,7 @@ OVERLAP, DEEP = 1.2, 48  # with the order of collectives against without, of so 
 ROUNDS = 5
 
 
-def entry(layers: int, *, scan: bool, devices: str = "cpu:8") -> Entry:
+def entry(layers: int, *, scan: bool, devices: str = "cpu:8") -> CompiledStep:
     steps.LAYERS = layers
     call = steps.transformer(scan=scan)
     mesh = jaxshard_magic.mesh(f"{devices} data=4 model=2")
@@ -38,9 +38,9 @@ def entry(layers: int, *, scan: bool, devices: str = "cpu:8") -> Entry:
     return step.prepare(call.state, call.batch)
 
 
-def seconds(made: Entry) -> float:
+def seconds(made: CompiledStep) -> float:
     start = time.perf_counter()
-    read_entry(made, Texts(home_of(made)))
+    read_step_facts(made, ProgramTexts(home_files(made)))
     return time.perf_counter() - start
 
 
@@ -48,13 +48,11 @@ def overlap() -> bool:
     """Whether the order of a TPU's program takes too long to read, a round with it and one without in turns."""
     made, pairs = entry(DEEP, scan=False, devices="v5e:2x4"), []
     for _ in range(2 * ROUNDS):
-        with patch.object(summary, "scheduled", return_value=None):
+        with patch.object(step_facts, "read_schedule", return_value=None):
             without = seconds(made)
         pairs.append(seconds(made) / without)
     ratio = statistics.median(pairs)
-    print(
-        f"{DEEP} layers for v5e:2x4 with the order of collectives / without: {ratio:.2f}, at most {OVERLAP}"
-    )
+    print(f"{DEEP} layers for v5e:2x4 with the order of collectives / without: {ratio:.2f}, at most {OVERLAP}")
     return ratio > OVERLAP
 
 

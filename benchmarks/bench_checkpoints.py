@@ -25,10 +25,10 @@ import numpy as np
 import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
-from jaxshard_magic.checkpoints.objects import opened
-from jaxshard_magic.checkpoints.weights import load
-from jaxshard_magic.checkpoints.writing import save as save_weights
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
+from jaxshard_magic.checkpoints.state_arrays import flatten_state
+from jaxshard_magic.checkpoints.weight_loading import load_weights
+from jaxshard_magic.checkpoints.weight_saving import save_weights as save_weights
 
 ARRAYS, SHAPE = 16, (4096, 4096)  # 64 MiB each
 SAVE, PEAK = 1.3, 1.2  # 16 MiB are read at once, and lie three times in memory until they are placed
@@ -38,15 +38,12 @@ def main() -> int:
     mesh = Mesh(np.array(jax.devices("cpu")[:8]), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
     key = jax.random.key(0)
-    tree = {
-        f"w{i}": jax.device_put(jax.random.normal(jax.random.fold_in(key, i), SHAPE), split)
-        for i in range(ARRAYS)
-    }
+    tree = {f"w{i}": jax.device_put(jax.random.normal(jax.random.fold_in(key, i), SHAPE), split) for i in range(ARRAYS)}
     jax.block_until_ready(tree)
     size = sum(x.nbytes for x in tree.values())
     leaves = tuple(SavedLeaf(name, x.shape, str(x.dtype)) for name, x in tree.items())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
-    with tempfile.TemporaryDirectory() as folder, Store(f"{folder}/saves", keep=1) as store:
+    with tempfile.TemporaryDirectory() as folder, CheckpointStore(f"{folder}/saves", keep=1) as store:
         saves, copies, whole = [], [], []
         for n in range(4):
             start = time.perf_counter()
@@ -54,25 +51,21 @@ def main() -> int:
             copies.append(time.perf_counter() - start)
             del copied
             start = time.perf_counter()
-            saves.append(store.save(n, tree, Saved(n, "fsdp", "data=8", leaves)))
+            saves.append(store.save(n, tree, CheckpointInfo(n, "fsdp", "data=8", leaves)))
             store.wait()
             whole.append(time.perf_counter() - start)
         save, copy = statistics.median(saves[1:]), statistics.median(copies[1:])
-        print(
-            f"save of {size / 1e9:.2f} GB: the call {save:.3f} s, a copy to the host {copy:.3f} s: ", end=""
-        )
-        print(
-            f"{save / copy:.2f}, limit {SAVE}; on disk after {statistics.median(whole[1:]):.1f} s", flush=True
-        )
+        print(f"save of {size / 1e9:.2f} GB: the call {save:.3f} s, a copy to the host {copy:.3f} s: ", end="")
+        print(f"{save / copy:.2f}, limit {SAVE}; on disk after {statistics.median(whole[1:]):.1f} s", flush=True)
         within = save / copy <= SAVE
         file = Path(folder, "w.safetensors")
         start = time.perf_counter()
-        save_weights(file, tree, about={})
+        save_weights(file, tree, metadata={})
         print(f"{file.suffix} of them: {time.perf_counter() - start:.1f} s", flush=True)
         shape = (ARRAYS * SHAPE[0], SHAPE[1])
         one = {"w": jax.device_put(jax.random.normal(key, shape), split)}
-        with Store(f"{folder}/one array") as other:
-            other.save(1, one, Saved(1, "fsdp", "data=8", (SavedLeaf("w", shape, "float32"),)))
+        with CheckpointStore(f"{folder}/one array") as other:
+            other.save(1, one, CheckpointInfo(1, "fsdp", "data=8", (SavedLeaf("w", shape, "float32"),)))
         for where in (store.folder, other.folder, file):
             for cut in ("rows", "columns"):
                 command = [sys.executable, __file__, "--restore", str(where), cut]
@@ -100,9 +93,9 @@ def restore(folder: str, cut: str) -> None:
     start = time.perf_counter()
     if folder.endswith(".safetensors"):
         places = dict.fromkeys(target, where)
-        jax.block_until_ready(load(Path(folder), opened(target), lambda: places, tell=print))
+        jax.block_until_ready(load_weights(Path(folder), flatten_state(target), lambda: places, tell=print))
     else:
-        store = Store(folder)
+        store = CheckpointStore(folder)
         jax.block_until_ready(store.restore(max(store.steps()), target))
     seconds = time.perf_counter() - start
     with open("/proc/self/status") as status:  # ru_maxrss is the parent's as well

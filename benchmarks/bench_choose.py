@@ -31,8 +31,8 @@ from bench_targets import Case as Large
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.roofline import ERROR
-from jaxshard_magic.comparing import AMONG
+from jaxshard_magic.analysis.roofline import PREDICTION_ERROR
+from jaxshard_magic.search import SEARCHED_STRATEGIES
 
 SHARE, FOUND = 1 / 3, 0.9  # of the compiles; of the cases
 BUDGET, CORES, GIB = 600.0, 2, 2**30
@@ -47,7 +47,7 @@ class Small:
     args: Callable[[], tuple[Any, ...]]
     mesh: str = "cpu:8 data=8"
     on: str | None = "v5e"
-    among: tuple[str, ...] = AMONG
+    among: tuple[str, ...] = SEARCHED_STRATEGIES
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -87,9 +87,7 @@ def small(name: str) -> dict[str, Any]:
     case = SMALL[name]()
     mesh, args = jaxshard_magic.mesh(case.mesh), case.args()
     start = time.perf_counter()
-    found = jaxshard_magic.choose(
-        case.step, args, mesh=mesh, among=case.among, vary=case.vary, on=case.on, budget=None
-    )
+    found = jaxshard_magic.choose(case.step, args, mesh=mesh, among=case.among, vary=case.vary, on=case.on, budget=None)
     searched = time.perf_counter() - start
     start = time.perf_counter()
     every = jaxshard_magic.compare(
@@ -151,9 +149,9 @@ def told_small(name: str) -> tuple[bool, bool]:
     pipeline where dp is as near."""
     got = alone(name)
     ours, plain = got["chosen_s"] or math.inf, got["plain_s"] or math.inf
-    best = ours <= (1 + ERROR) * got["best_s"]
+    best = ours <= (1 + PREDICTION_ERROR) * got["best_s"]
     if best and got["chosen"].startswith("pp"):
-        best = plain > (1 + ERROR) * ours
+        best = plain > (1 + PREDICTION_ERROR) * ours
     few = got["compiles"] <= SHARE * got["of"]
     better = "" if best else f", best {got['best']}, {1e3 * got['best_s']:.4g} ms"
     print(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxshard_magic
-from jaxshard_magic.comparing import REPEAT
+from jaxshard_magic.search import REPEAT
 
 LIMIT = 0.75
 STRATEGIES = ("dp", "fsdp", "tp", "fsdp+tp", "pp", "pp+fsdp")
@@ -31,12 +31,7 @@ EXAMPLES, TOKENS = 16, 8
 
 
 def init(key: Any) -> dict[str, Any]:
-    shapes = {
-        "qkv": (WIDTH, 3 * WIDTH),
-        "out": (WIDTH, WIDTH),
-        "up": (WIDTH, 4 * WIDTH),
-        "down": (4 * WIDTH, WIDTH),
-    }
+    shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     keys = iter(jax.random.split(key, LAYERS * len(shapes) + 1))
     make = partial(jax.random.normal, dtype=jnp.float32)
     layers = [{name: 0.02 * make(next(keys), shape) for name, shape in shapes.items()} for _ in range(LAYERS)]

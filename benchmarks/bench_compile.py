@@ -20,10 +20,10 @@ from theory import steps
 
 import jaxshard_magic
 from jaxshard_magic.config.request import make_request
-from jaxshard_magic.program.peel import peel
+from jaxshard_magic.program.flatten_call import flatten_call
 from jaxshard_magic.program.trace import trace
-from jaxshard_magic.program.unwrap import strip
-from jaxshard_magic.strategies import plan, understand
+from jaxshard_magic.program.unwrap import unwrap_step
+from jaxshard_magic.strategies import find_facts, plan
 
 
 def timed(f):
@@ -35,11 +35,11 @@ def timed(f):
 def bench(layers: int, rounds: int, mesh: jax.sharding.Mesh) -> None:
     steps.LAYERS = layers
     call = steps.transformer()
-    peeled = peel(strip(call.step), (call.state, call.batch), {})
+    peeled = flatten_call(unwrap_step(call.step), (call.state, call.batch), {})
     paths = [path for path, _, _ in peeled.inputs]
-    trace_s, traced = timed(lambda: trace(lambda *xs: peeled.fun(*xs)[:2], peeled.leaves, paths))
+    trace_s, traced = timed(lambda: trace(lambda *xs: peeled.flat_function(*xs)[:2], peeled.leaves, paths))
     request = make_request("fsdp+tp", mesh)
-    plan_s, planned = timed(lambda: plan(understand(traced, request), request))
+    plan_s, planned = timed(lambda: plan(find_facts(traced, request), request))
     emit_s, _ = timed(lambda: jax.make_jaxpr(planned.run)(*peeled.leaves))
     shardings = {
         "in_shardings": tuple(NamedSharding(mesh, s) for s in planned.in_specs),

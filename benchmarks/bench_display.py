@@ -23,7 +23,7 @@ from jupyter_client.manager import start_new_kernel
 from jupyter_client.session import json_packer
 
 from jaxshard_magic.report import Report
-from jaxshard_magic.views.payload import packed
+from jaxshard_magic.views.payload import packed_report
 
 BYTES = 300_000
 ROUNDS = 5
@@ -136,7 +136,7 @@ def size(message: dict[str, Any]) -> int:
 
 def seconds_to_draw(on: Stage, report: Report) -> float:
     """From the packed report to the second frame after it was drawn."""
-    traits = {"packed": base64.b64encode(packed(report)).decode(), "traits": {}}
+    traits = {"packed": base64.b64encode(packed_report(report)).decode(), "traits": {}}
     return on.page.evaluate(DRAW, {**traits, "only": None, "width": 900, "theme": "light"})
 
 
@@ -163,9 +163,7 @@ def measured(size: Size, on: Stage) -> tuple[float, Report]:
     print(f"{size.devices} devices, {len(report.leaves)} leaves")
     print(f"  kernel {1e3 * first:.0f} ms (again {1e3 * again:.0f} ms), drawing {1e3 * drawn:.0f} ms")
     print(f"  end of run to picture: {1e3 * total:.0f} ms, at most {1e3 * size.seconds:.0f} ms")
-    print(
-        f"  sent {sent / 1e3:.1f} kB, for a second report {resent / 1e3:.1f} kB, at most {BYTES / 1e3:.0f} kB"
-    )
+    print(f"  sent {sent / 1e3:.1f} kB, for a second report {resent / 1e3:.1f} kB, at most {BYTES / 1e3:.0f} kB")
     return max(total / size.seconds, sent / BYTES), report
 
 
@@ -174,9 +172,7 @@ def main() -> int:
         small, large = (measured(size, on) for size in SIZES)
         frames = scroll_frames(on, large[1])
     late = sum(f > 1.5 * FRAME for f in frames) / len(frames)
-    print(
-        f"scrolling {len(large[1].leaves)} leaves: {len(frames) / sum(frames):.1f} frames a second,", end=" "
-    )
+    print(f"scrolling {len(large[1].leaves)} leaves: {len(frames) / sum(frames):.1f} frames a second,", end=" ")
     print(f"{100 * late:.1f}% of {len(frames)} frames late, at most {100 * LATE:.0f}%")
     return max(small[0], large[0]) > 1 or late > LATE
 

@@ -23,7 +23,7 @@ from sample_reports import MIB, bare, memory
 
 from jaxshard_magic.history import History, Store
 from jaxshard_magic.report import Report, Timing
-from jaxshard_magic.report.parts import Spread
+from jaxshard_magic.report.parts import TimeSpread
 
 LIMIT = 0.3  # seconds
 REPORTS = 10_000
@@ -42,7 +42,7 @@ def report(n: int) -> Report:
         options={"microbatches": 2 ** (n % 5), "precision": ("fp32", "bf16")[n % 2]},
         mesh=mesh(MESHES[n % len(MESHES)]),
         memory=memory((), 8, n % 1000 * MIB, 16128 * MIB),
-        timing=Timing(1.0, 20, 20, Spread(seconds, seconds, 2 * seconds)),
+        timing=Timing(1.0, 20, 20, TimeSpread(seconds, seconds, 2 * seconds)),
     )
 
 

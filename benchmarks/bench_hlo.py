@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from jaxshard_magic.analysis.hlo import Counted, read
+from jaxshard_magic.analysis.hlo import RunCounts, parse_module
 
 LIMIT = 1.5
 ROUNDS = 5
@@ -17,21 +17,17 @@ METADATA = 'metadata={op_name="jit(step)/transpose(jvp())/while/body/dot_general
 
 def program(computations: int) -> str:
     """HLO text of that many fused computations of 150 instructions each, about 20 kB a computation."""
-    body = "".join(
-        f"  %x.{i} = f32[64,64]{{1,0}} add(%x.{i - 1}, %x.{i - 1}), {METADATA}\n" for i in range(1, 150)
-    )
+    body = "".join(f"  %x.{i} = f32[64,64]{{1,0}} add(%x.{i - 1}, %x.{i - 1}), {METADATA}\n" for i in range(1, 150))
     head = "(x.0: f32[64,64]) -> f32[64,64] {\n  %x.0 = f32[64,64] parameter(0)\n"
     parts = "\n".join(f"%c.{n} {head}{body}}}\n" for n in range(computations))
-    calls = "".join(
-        f"  %f.{n} = f32[64,64] fusion(%p), kind=kLoop, calls=%c.{n}\n" for n in range(computations)
-    )
+    calls = "".join(f"  %f.{n} = f32[64,64] fusion(%p), kind=kLoop, calls=%c.{n}\n" for n in range(computations))
     return f"{parts}\nENTRY %e (p: f32[64,64]) -> f32[64,64] {{\n  %p = f32[64,64] parameter(0)\n{calls}}}\n"
 
 
 def seconds(text: str) -> float:
     start = time.perf_counter()
-    module = read(text)
-    counted = Counted(module)
+    module = parse_module(text)
+    counted = RunCounts(module)
     for name in module.computations:
         counted[name]
     return time.perf_counter() - start

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from jaxshard_magic.hosts import engine, pace, starting, watch
+from jaxshard_magic.hosts import barrier_interval, cell_run, engine, starting
 from jaxshard_magic.hosts.spec import HostsSpec
 
 MEETING_MS, DISPATCH_MS, PLACING_MS = 2.0, 20.0, 5.0
@@ -28,8 +28,8 @@ import statistics, time
 import jax, jax.numpy as jnp, numpy as np
 import jaxshard_magic as js
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxshard_magic.placing import put
-from jaxshard_magic.step.together import OnHosts
+from jaxshard_magic.device_arrays import put
+from jaxshard_magic.step.multihost_calls import MultihostCalls
 
 mesh = js.mesh("data=8")
 weights = {"up": jnp.ones((256, 512)) / 16, "down": jnp.ones((512, 256)) / 16}
@@ -46,7 +46,7 @@ weights, loss = step(weights, batch)
 placed = put([batch], NamedSharding(mesh, P("data")))[0]
 """
 MEETINGS = f"""
-(meet,) = OnHosts.meet
+(meet,) = MultihostCalls.barriers
 taken = []
 for _ in range({STEPS}):
     start = time.perf_counter()
@@ -56,16 +56,16 @@ print("figure", 1e3 * statistics.median(taken))
 """
 # Rounds of ten steps with the meeting and ten without, in turns.
 LOOPS = """
-meeting, found = OnHosts.meet[:], {True: [], False: []}
+meeting, found = MultihostCalls.barriers[:], {True: [], False: []}
 for turn in range(20):
     with_it = turn % 2 == 0
-    OnHosts.meet[:] = meeting if with_it else []
+    MultihostCalls.barriers[:] = meeting if with_it else []
     start = time.perf_counter()
     for _ in range(10):
         weights, loss = step(weights, placed)
     float(loss)
     found[with_it].append((time.perf_counter() - start) / 10)
-OnHosts.meet[:] = meeting
+MultihostCalls.barriers[:] = meeting
 print("figure", 1e3 * statistics.median(found[True]), 1e3 * statistics.median(found[False]))
 """
 PLACING = f"""
@@ -85,7 +85,7 @@ class Bench:
     def __init__(self, hosts: int):
         start = time.perf_counter()
         self.cluster = starting.start(HostsSpec.parse("hosts", str(hosts)), 8)
-        self.cluster.call(engine.get_ready, "data=8", {"view": "text"})
+        self.cluster.call(engine.prepare_host, "data=8", {"view": "text"})
         self.started = time.perf_counter() - start
         self._cells = 0
 
@@ -98,9 +98,9 @@ class Bench:
                 said.append(message["content"]["text"])
 
         self._cells += 1
-        with watch.Interrupts() as interrupts:
-            outcome = watch.run(self.cluster, text, f"bench {self._cells}", self._cells, hear, interrupts)
-        assert not outcome.told(), outcome.told()
+        with cell_run.Interrupts() as interrupts:
+            outcome = cell_run.run_on_hosts(self.cluster, text, f"bench {self._cells}", self._cells, hear, interrupts)
+        assert not outcome.summary(), outcome.summary()
         lines = "".join(said).splitlines()
         return [float(word) for line in lines if line.startswith("figure") for word in line.split()[1:]]
 
@@ -119,7 +119,7 @@ class Bench:
         start = time.perf_counter()
         try:
             self.cell("while True:\n    weights, loss = step(weights, placed)")
-        except watch.HostsLost:
+        except cell_run.HostsLost:
             self.cluster.kill()
         self.cluster = Bench(len(self.cluster)).cluster
         self.cell(SETUP)
@@ -156,9 +156,7 @@ def meetings(hosts: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     hosts = parser.parse_args().hosts
     bench = Bench(hosts)
@@ -170,9 +168,7 @@ def main() -> None:
         dispatch = bench.dispatch()
         print(f"{hosts} hosts started and joined, with a mesh: {bench.started:.1f} s")
         print(f"the meeting before a step: {meeting:.2f} ms, limit {MEETING_MS:g}")
-        print(
-            f"a step of {free:.1f} ms: {guarded / free:.3f} times as long with it; {meeting / 200:.2%} of 200 ms"
-        )
+        print(f"a step of {free:.1f} ms: {guarded / free:.3f} times as long with it; {meeting / 200:.2%} of 200 ms")
         print(f"10 leaves of 256 KiB placed: {placing:.2f} ms, limit {PLACING_MS:g}")
         print(f"a cell that does nothing: {dispatch:.1f} ms, limit {DISPATCH_MS:g}")
         print(f"from a dead host to the next step: {bench.again():.1f} s")
@@ -180,7 +176,11 @@ def main() -> None:
         bench.cluster.kill()
     for many in MANY:
         taken = meetings(many)
-        often = "" if many <= pace.FEW else f", every {pace.steps_between(taken / 1e3, 0.02)} steps of 20 ms"
+        often = (
+            ""
+            if many <= barrier_interval.MAX_HOSTS_EVERY_STEP
+            else f", every {barrier_interval.steps_between(taken / 1e3, 0.02)} steps of 20 ms"
+        )
         print(f"a meeting of {many} clients, all on these cores: {taken:.2f} ms{often}")
     sys.exit(meeting > MEETING_MS or placing > PLACING_MS or dispatch > DISPATCH_MS)
 

@@ -29,11 +29,11 @@ import jax.numpy as jnp
 from in_kernel import good_in_kernel
 
 import jaxshard_magic
-from jaxshard_magic.live import Row, Run
+from jaxshard_magic.live import LiveRun, MetricsRow
 from jaxshard_magic.notebook import training_view
 from jaxshard_magic.notebook.progress import Progress, line_for, training
-from jaxshard_magic.notebook.training_view import TrainingView
-from jaxshard_magic.step import ShardedStep, Watch
+from jaxshard_magic.notebook.training_view import TrainingOutput
+from jaxshard_magic.step import LoopMonitor, ShardedStep
 from jaxshard_magic.views import show
 from jaxshard_magic.views.live_view import STATIC
 from jaxshard_magic.views.training import payload
@@ -118,20 +118,20 @@ class followed:
     """A context in which a step is followed and shown as in a cell; gives its Watch."""
 
     def __init__(self, step: ShardedStep, shell: Any):
-        self._step, self._watch = step, Watch(lambda: STEPS)
-        self._progress = Progress(line_for(shell), of="train_step")
-        self._view = TrainingView(self._watch.run, "auto")
+        self._step, self._watch = step, LoopMonitor(lambda: STEPS)
+        self._progress = Progress(line_for(shell), label="train_step")
+        self._view = TrainingOutput(self._watch.run, "auto")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LoopMonitor:
         self._progress.__enter__()
-        told = training.Training(self._watch.finished, lambda: STEPS, self._watch.sample)
+        told = training.LoopProgress(self._watch.finished_calls, lambda: STEPS, self._watch.sample_activity)
         self._following = self._progress.following(told, self._view)
         self._following.__enter__()
         self._watch.follow(self._step)
         return self._watch
 
     def __exit__(self, *error: object) -> None:
-        self._watch.leave()
+        self._watch.stop()
         self._following.__exit__(None, None, None)
         self._view.__exit__(*error)
         self._progress.__exit__(*error)
@@ -162,19 +162,19 @@ def long_run() -> tuple[bool, Kept]:
     training_view.time = SimpleNamespace(perf_counter=lambda: clock.now)
     show.shows_growing = lambda how: True
     show.Growing = lambda *given: kept.append(Kept(*given)) or kept[0]
-    run, spent = Run(total=lambda: ROWS), 0.0
-    view = TrainingView(run, "auto")
+    run, spent = LiveRun(total=lambda: ROWS), 0.0
+    view = TrainingOutput(run, "auto")
     values = {name: 1.0 + i for i, name in enumerate(NAMES)}
     for first in range(1, ROWS + 1, 20):  # a tick of the line, 0.2 s
         start = time.perf_counter()
         for step in range(first, first + 20):
             values["loss"] = 10 / step
-            run.add(Row(step, step * STEP_S, values))
+            run.add_row(MetricsRow(step, step * STEP_S, values))
         run.steps = step
         spent += time.perf_counter() - start
         clock.now = step * STEP_S
         if step % 60 == 0:
-            run.measure(step, clock.now, {"step_s": STEP_S, "examples_per_s": 6400.0, "busy": 0.97})
+            run.add_loop_metrics(step, clock.now, {"step_s": STEP_S, "examples_per_s": 6400.0, "busy": 0.97})
         view(f"step {step}", step / ROWS)
     view._keep(clock.now)
     page = kept[0].page + sum((STATIC / f"{name}.js").stat().st_size for name in ("live", "loader"))
@@ -238,7 +238,7 @@ def drawn(kept: Kept) -> bool:
         layout = page.page.evaluate(DRAW, kept.update)
         script = page.page.evaluate("drawing.filter((_, i) => true)")
         next_one = kept.update["number"] + 61
-        frames, number = page.page.evaluate(COUNTED, [kept.update, next_one, FRAMES, training_view.OFTEN])
+        frames, number = page.page.evaluate(COUNTED, [kept.update, next_one, FRAMES, training_view.MIN_UPDATE_S])
         idle, _ = page.page.evaluate(COUNTED, [kept.update, number, FRAMES, None])
     taken = statistics.median(layout) + statistics.quantiles(script, n=20)[-1]
     print(f"an update of all charts is drawn in {taken:.2f} ms, at most {DRAW_MS}")

@@ -26,10 +26,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 import jaxshard_magic
-from jaxshard_magic.pipeline.actors import Actor, together
-from jaxshard_magic.pipeline.transfer import Route
+from jaxshard_magic.pipeline.actors import Actor, run_on_actors
+from jaxshard_magic.pipeline.transfer import ArrayTransfer
 from jaxshard_magic.schedule import Costs, simulate
-from jaxshard_magic.schedule.actions import parts
+from jaxshard_magic.schedule.actions import entry_actions
 
 OF_DEVICE_PUT = 0.5  # what moving arrays as they lie may cost, in device_puts of the same list
 AN_ACTION = 80  # microseconds
@@ -72,7 +72,7 @@ def transfers() -> Iterator[Row]:
             shape = tuple(max(size, 2 if source.num_devices > 1 else 1) for size in shape)
             for count in (1, 2, 4):
                 arrays = [jax.device_put(np.ones(shape, np.float32), source) for _ in range(count)]
-                targets, route = [target] * count, Route([target] * count)
+                targets, route = [target] * count, ArrayTransfer([target] * count)
                 yield Row(
                     f"{count} of {list(shape)}, {layout}",
                     _repeated(lambda route=route, arrays=arrays: route(arrays)),
@@ -88,20 +88,20 @@ def messages() -> Iterator[Row]:
         def work(actor: Actor) -> None:
             for k in range(n):
                 if actor.rank == 0:
-                    two[1].give(k, None)
+                    two[1].put(k, None)
                     actor.take(k)
                 else:
                     actor.take(k)
-                    two[0].give(k, None)
+                    two[0].put(k, None)
 
-        together(two, work)
+        run_on_actors(two, work)
 
     yield Row("a message to another rank and back", back_and_forth, calls=200)
     for ranks in (2, 8):
         actors = [Actor(rank) for rank in range(ranks)]
         yield Row(
             f"a run of {ranks} ranks with nothing to do",
-            _repeated(lambda actors=actors: together(actors, lambda _: None)),
+            _repeated(lambda actors=actors: run_on_actors(actors, lambda _: None)),
         )
 
 
@@ -166,9 +166,7 @@ def _later(x: Any) -> Any:
 
 # a layer whose forward pass and two gradients take SLEEP each, and next to no processor
 sleeping = jax.custom_vjp(lambda x, w: _later(x @ w))
-sleeping.defvjp(
-    lambda x, w: (_later(x @ w), (x, w)), lambda kept, g: (_later(g @ kept[1].T), _later(kept[0].T @ g))
-)
+sleeping.defvjp(lambda x, w: (_later(x @ w), (x, w)), lambda kept, g: (_later(g @ kept[1].T), _later(kept[0].T @ g)))
 
 
 def piped(step: Callable[..., Any], ranks: int, name: str, microbatches: int) -> Any:
@@ -188,11 +186,9 @@ def overhead(ranks: int, name: str, steps: int = 100) -> bool:
             states[i], _ = jax.block_until_ready(way(states[i], x))
             best[i] = min(best[i], time.perf_counter() - start)
     grid = ways[0].entry.compiled.split.schedule.grid
-    actions = sum(len(parts(each)) for row in grid for each in row)
+    actions = sum(len(entry_actions(each)) for row in grid for each in row)
     mine, plain = best[0] / actions * 1e6, best[1] * 1e6
-    print(
-        f"{f'{ranks} ranks, {name}, an action':46} {mine:8.1f} {plain:10.1f}   at most {AN_ACTION}; the plain step"
-    )
+    print(f"{f'{ranks} ranks, {name}, an action':46} {mine:8.1f} {plain:10.1f}   at most {AN_ACTION}; the plain step")
     return mine <= AN_ACTION
 
 
@@ -201,9 +197,9 @@ def asleep(ranks: int, name: str) -> bool:
     layers = ranks * (SCHEDULES[name] or 1)
     step, x = piped(descend(sleeping), ranks, name, 8), jnp.ones((16, 4))
     ws = [jnp.eye(4)] * layers
-    while step.entry is None or step.entry.compiled.last is None:
+    while step.entry is None or step.entry.compiled.last_run is None:
         step(ws, x)
-    run = step.entry.compiled.last
+    run = step.entry.compiled.last_run
     costs = Costs([SLEEP] * layers, [0.0] + [SLEEP] * (layers - 1), [SLEEP] * layers, 0.0)
     ideal = simulate(run.schedule, costs)
     ratio, off = run.seconds / ideal.makespan, abs(run.bubble() - ideal.bubble)
@@ -222,11 +218,7 @@ def halves() -> bool:
         way = piped(step, 2, name, 2)
         way(ws, jnp.ones((32, 64)))
         programs = way.entry.compiled.programs
-        flops |= {
-            kind: programs[kind, 1].compiled.cost_analysis()["flops"]
-            for kind in "BIW"
-            if (kind, 1) in programs
-        }
+        flops |= {kind: programs[kind, 1].compiled.cost_analysis()["flops"] for kind in "BIW" if (kind, 1) in programs}
     both = flops["I"] + flops["W"]
     ratio = both / flops["B"]
     print(
@@ -258,12 +250,7 @@ def first_step(layers: int = 16, width: int = 64, heads: int = 4) -> bool:
         value, grads = jax.value_and_grad(loss)(ps)
         return jax.tree.map(lambda p, g: p - 0.01 * g, ps, grads), value
 
-    shapes = {
-        "qkv": (width, 3 * width),
-        "out": (width, width),
-        "up": (width, 4 * width),
-        "down": (4 * width, width),
-    }
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     keys = jax.random.split(jax.random.key(0), layers)
     ps = [{name: 0.1 * jax.random.normal(key, shape) for name, shape in shapes.items()} for key in keys]
     x = jnp.ones((16, 16, width))

@@ -62,9 +62,7 @@ def peak() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="peak host memory of placing a batch")
-    parser.add_argument(
-        "--mb", type=int, default=256, metavar="N", help="size of the batch in MiB (default: 256)"
-    )
+    parser.add_argument("--mb", type=int, default=256, metavar="N", help="size of the batch in MiB (default: 256)")
     parser.add_argument("--case", choices=["first", "later"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:

@@ -23,11 +23,11 @@ import optax
 from bench_targets import Case, Size, abstract, train_step
 
 import jaxshard_magic
-from jaxshard_magic.comparing import Requests, candidates
-from jaxshard_magic.comparing.candidates import Candidate
-from jaxshard_magic.comparing.sketch import collective, sketch
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.search import Requests, candidates
+from jaxshard_magic.search.candidates import Candidate
+from jaxshard_magic.search.plan_estimate import estimate_plan, to_report_collective
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 from jaxshard_magic.targets import target_of
 
 LIMIT = 0.10
@@ -56,9 +56,7 @@ def mlp(width: int, layers: int, rows: int) -> Callable[[], Any]:
             def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
                 return x + jax.nn.relu(x @ w["up"]) @ w["down"], None
 
-            return (
-                jnp.square(jax.lax.scan(jax.checkpoint(layer), batch, params)[0]).astype(jnp.float32).mean()
-            )
+            return jnp.square(jax.lax.scan(jax.checkpoint(layer), batch, params)[0]).astype(jnp.float32).mean()
 
         value, grads = jax.value_and_grad(loss)(params)
         updates, moments = optax.adam(1e-4).update(grads, moments)
@@ -99,15 +97,15 @@ def figures(pair: Pair) -> dict[str, float]:
     assert isinstance(candidate, Candidate)
     step = jaxshard_magic.shard(made, pair.strategy, mesh=mesh)
     hold = step.planned(*args).plan.run
-    assert isinstance(hold, Hold)
-    known = sketch(step, candidate, args, {}, target.chip)
+    assert isinstance(hold, ShardedLowering)
+    known = estimate_plan(step, candidate, args, {}, target.chip)
     step.prepare(*args)
     report = step.report()
     timing, sent = report.timing, report.collectives
     assert known.seconds is not None and timing is not None and sent is not None
     assert timing.predicted_step_s is not None
     return {
-        "planned": sum(collective(move).wire_bytes for move in traffic(hold)),
+        "planned": sum(to_report_collective(move).wire_bytes for move in planned_collectives(hold)),
         "sent": sum(c.wire_bytes for c in sent),
         "planned_s": known.seconds,
         "predicted_s": timing.predicted_step_s,
@@ -116,9 +114,7 @@ def figures(pair: Pair) -> dict[str, float]:
 
 def told(name: str) -> dict[str, float]:
     """Prints a pair."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True, check=True)
     got = json.loads(done.stdout.splitlines()[-1])
     print(
         f"{name:16s} sent {got['planned'] / MIB:9.1f} MiB planned, {got['sent'] / MIB:9.1f} compiled "
@@ -138,16 +134,11 @@ def main(names: Sequence[str]) -> None:
     far = [
         name
         for name, got in found.items()
-        if abs(_apart(got["planned"], got["sent"])) > LIMIT
-        or abs(_apart(got["planned_s"], got["predicted_s"])) > LIMIT
+        if abs(_apart(got["planned"], got["sent"])) > LIMIT or abs(_apart(got["planned_s"], got["predicted_s"])) > LIMIT
     ]
     orders = [sorted(found, key=lambda name: found[name][by]) for by in ("planned_s", "predicted_s")]
     print(f"{len(found) - len(far)} of {len(found)} within {LIMIT:.0%}{': not ' * bool(far)}{', '.join(far)}")
-    print(
-        "the same order by both"
-        if orders[0] == orders[1]
-        else f"order planned {orders[0]}, compiled {orders[1]}"
-    )
+    print("the same order by both" if orders[0] == orders[1] else f"order planned {orders[0]}, compiled {orders[1]}")
     sys.exit(bool(far) or orders[0] != orders[1])
 
 

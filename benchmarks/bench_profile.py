@@ -23,7 +23,7 @@ from jax.profiler import ProfileData
 from theory import steps
 
 import jaxshard_magic
-from jaxshard_magic.step.recorded import PROFILED, record
+from jaxshard_magic.step.profiler_recording import DEFAULT_CALLS, record
 
 OVER_S, RATIO, BYTES = 5.0, 1.10, 20_000
 ROUNDS, EACH = 7, 3  # of calls with and without a recording in turns
@@ -44,7 +44,7 @@ def over_the_steps(step: jaxshard_magic.ShardedStep) -> tuple[float, int]:
     """Seconds of recording and reading beyond those of the steps; and the bytes that the report grows by."""
     report = step.report()  # the program is read
     start = time.perf_counter()
-    found = step.profile(PROFILED)
+    found = step.profile(DEFAULT_CALLS)
     took = time.perf_counter() - start
     grown = len(step.report().to_json()) - len(replace(report, measured=None).to_json())
     print(
@@ -91,14 +91,12 @@ def under_a_recording(step: jaxshard_magic.ShardedStep) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layers", nargs="?", type=int, default=48)
     step = sharded(parser.parse_args().layers)
     seconds, grown = over_the_steps(step)
     ratio = under_a_recording(step)
-    print(f"recording {PROFILED} steps and reading them: {seconds:.2f} s over the steps, at most {OVER_S}")
+    print(f"recording {DEFAULT_CALLS} steps and reading them: {seconds:.2f} s over the steps, at most {OVER_S}")
     print(f"a step under a recording / without: {ratio:.2f}, at most {RATIO}")
     print(f"the report grows by {grown:,} bytes, at most {BYTES:,}")
     return int(seconds > OVER_S or ratio > RATIO or grown > BYTES)

@@ -25,7 +25,7 @@ from in_kernel import good_in_kernel
 
 import jaxshard_magic
 from jaxshard_magic.notebook.progress import Progress, line_for, training
-from jaxshard_magic.step import ShardedStep, Watch
+from jaxshard_magic.step import LoopMonitor, ShardedStep
 
 LIMIT = 1.01
 SECONDS = 0.82  # of one loop; the line is looked at five times a second and written at every second look
@@ -67,14 +67,14 @@ def loop(step: ShardedStep, params: Any, batch: Any, steps: int) -> float:
 
 def told(step: ShardedStep, params: Any, batch: Any, steps: int, shell: Any) -> tuple[float, float]:
     """The loop's seconds with the line, as `%%shard` shows it, and what its thread took of a processor's."""
-    watch = Watch()
+    watch = LoopMonitor()
     with (
-        Progress(line_for(shell), of="train_step") as progress,
-        progress.following(training.Training(watch.finished, lambda: steps)),
+        Progress(line_for(shell), label="train_step") as progress,
+        progress.following(training.LoopProgress(watch.finished_calls, lambda: steps)),
     ):
         watch.follow(step)
         taken = loop(step, params, batch, steps)
-        watch.leave()
+        watch.stop()
         (thread,) = (t for t in threading.enumerate() if t.name == "jaxshard progress")
         assert thread.ident is not None
         return taken, time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

@@ -58,7 +58,7 @@ def compared() -> bool:
 
 def timed(name: str) -> bool:
     """Prints how long a schedule takes; whether that is within the limits."""
-    searches = NAMES[name].searches
+    searches = NAMES[name].uses_search
     costs = UNEVEN if searches else Costs()
     makes, runs, actions = [], [], 0
     for _ in range(1 if searches else ROUNDS):
@@ -74,17 +74,13 @@ def timed(name: str) -> bool:
     making, running = min(makes), min(runs)
     limit = SECONDS_SEARCHED if searches else SECONDS
     rate = actions / running
-    print(
-        f"{name:12} {actions:8,} actions: {making:5.2f} s + {running:5.2f} s of {limit:g}, {rate:9,.0f} a second"
-    )
+    print(f"{name:12} {actions:8,} actions: {making:5.2f} s + {running:5.2f} s of {limit:g}, {rate:9,.0f} a second")
     return making + running <= limit and rate >= ACTIONS_A_SECOND
 
 
 def main() -> int:
     fine = compared()
-    print(
-        f"\n{STAGES} x {MICROBATCHES}: CPU seconds to make + to simulate, at most; actions simulated a second"
-    )
+    print(f"\n{STAGES} x {MICROBATCHES}: CPU seconds to make + to simulate, at most; actions simulated a second")
     return not all([fine, *map(timed, NAMES)])
 
 

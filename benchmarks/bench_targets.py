@@ -152,11 +152,7 @@ def alone(name: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         done = subprocess.run(
-            [sys.executable, __file__, "--here", name],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            check=True,
+            [sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True, env=environment, check=True
         )
     return json.loads(done.stdout.splitlines()[-1])
 

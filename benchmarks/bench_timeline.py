@@ -93,13 +93,7 @@ def main() -> int:
     made = schedule.make("1f1b", stages=STAGES, microbatches=MICROBATCHES)
     costs = Costs([1e-3] * (STAGES - 1) + [1.1e-3], 1e-3, 1e-3, transfer=5e-5)
     data = packed_pipeline(timeline(made, costs, "s"))
-    given = {
-        "packed": base64.b64encode(data).decode(),
-        "traits": {},
-        "only": None,
-        "width": 900,
-        "theme": "light",
-    }
+    given = {"packed": base64.b64encode(data).decode(), "traits": {}, "only": None, "width": 900, "theme": "light"}
     worst = 0.0
     with chromium() as browser, stage(browser) as on:
         first = statistics.median(on.page.evaluate(DRAW, given) for _ in range(ROUNDS))

@@ -27,12 +27,12 @@ from models import gpt, llama, resnet, vit
 from models.parts import Call
 
 import jaxshard_magic
-from jaxshard_magic.comparing.candidates import line_of
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.packages import installed
 from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.report.comparison import Trial
 from jaxshard_magic.report.parts import mesh_text
+from jaxshard_magic.search.candidates import line_of
 
 LIMIT_S = 120.0
 NOTED = ("jax", "flax", "optax", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -108,12 +108,8 @@ CASES = {
     ),
     "llama-8b-v5e": _llama("Llama 3 8B", llama.LLAMA3_8B, "v5e:8x8", 64, 4096, Line("fsdp", "data=64")),
     "llama-8b-v5p": _llama("Llama 3 8B", llama.LLAMA3_8B, "v5p:4x4x4", 128, 8192, Line("fsdp", "data=64")),
-    "llama-70b-v5e": _llama(
-        "Llama 3 70B", llama.LLAMA3_70B, "v5e:16x16", 256, 4096, Line("fsdp", "data=256")
-    ),
-    "llama-70b-v5p": _llama(
-        "Llama 3 70B", llama.LLAMA3_70B, "v5p:8x8x8", 512, 8192, Line("fsdp", "data=512")
-    ),
+    "llama-70b-v5e": _llama("Llama 3 70B", llama.LLAMA3_70B, "v5e:16x16", 256, 4096, Line("fsdp", "data=256")),
+    "llama-70b-v5p": _llama("Llama 3 70B", llama.LLAMA3_70B, "v5p:8x8x8", 512, 8192, Line("fsdp", "data=512")),
     "qwen3-v5e": _llama("Qwen3 0.6B", llama.QWEN3_600M, "v5e:4x4", 64, 4096, Line("dp", "data=16")),
     "qwen3-v5p": _llama("Qwen3 0.6B", llama.QWEN3_600M, "v5p:2x2x2", 64, 4096, Line("dp", "data=8")),
 }
@@ -190,13 +186,11 @@ def measured(name: str, line: Line, plan_only: bool, limit_s: float, kept: Path 
 
 def _chosen(row: Row, found: Choice) -> Row:
     """What a search says of its choice, or of the first that it considered where it found none."""
-    row = replace(
-        row, tried=len(found.comparison.trials), candidates=len(found.candidates), limit=found.limit
-    )
+    row = replace(row, tried=len(found.comparison.trials), candidates=len(found.candidates), limit=found.limit)
     if found.trial is not None:
         return _compiled(row, found.trial)
     if found.source != "planned" and found.chosen is None:
-        return replace(row, why="nothing that was compiled in that time fits")
+        return replace(row, reason="nothing that was compiled in that time fits")
     first = found.chosen or found.candidates[0]
     return replace(
         row,
@@ -205,7 +199,7 @@ def _chosen(row: Row, found: Choice) -> Row:
         fits=None if first.needs is None or found.limit is None else first.needs <= found.limit,
         peak=first.needs,
         step_s=first.guess,
-        why=first.why or None,
+        reason=first.why or None,
     )
 
 
@@ -221,7 +215,7 @@ def _compiled(row: Row, trial: Trial) -> Row:
         sent=None if trial.sent is None else sum(trial.sent.values()),
         step_s=trial.predicted,
         bound=None if timing is None else timing.bound,
-        why=trial.why,
+        reason=trial.why,
     )
 
 
@@ -255,11 +249,9 @@ def alone(name: str, at: int, limit_s: float, reports: Path | None) -> Row:
         return row
     planned = _row(name, at, True, limit_s, reports)
     if planned is None:
-        raise SystemExit(
-            f"{name}: the plan alone takes more than {limit_s:g} s; --limit {2 * limit_s:g} allows more"
-        )
+        raise SystemExit(f"{name}: the plan alone takes more than {limit_s:g} s; --limit {2 * limit_s:g} allows more")
     why = f"compiling it takes more than {limit_s:g} s" if row is None else row.why
-    return replace(planned, why=planned.why or why)
+    return replace(planned, reason=planned.why or why)
 
 
 def _row(name: str, at: int, plan_only: bool, limit_s: float, reports: Path | None) -> Row | None:
@@ -287,23 +279,17 @@ def here(name: str, at: int, plan_only: bool, limit_s: float, reports: Path | No
     try:
         return measured(name, line, plan_only, limit_s, kept)
     except ShardError as error:
-        return replace(_row_of(name, line, case.call(), limit_s), why=" ".join(str(error).split()))
+        return replace(_row_of(name, line, case.call(), limit_s), reason=" ".join(str(error).split()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", action="append", metavar="NAME", help=f"of {', '.join(CASES)}; all unless said"
-    )
+    parser.add_argument("--only", action="append", metavar="NAME", help=f"of {', '.join(CASES)}; all unless said")
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of a row's compile, and of a search"
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="rows as JSON; those of other cases stay in it"
-    )
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="the page for the book, of all rows in --json"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rows as JSON; those of other cases stay in it")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the page for the book, of all rows in --json")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="each row's report or choice as JSON")
     parser.add_argument("--here", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -14,7 +14,7 @@ from jaxshard_magic.views.format import (
     limit_text,
     seconds_text,
 )
-from jaxshard_magic.views.terminal import plain, printed
+from jaxshard_magic.views.terminal import plain_signs, terminal_text
 from jaxshard_magic.views.terminal import table as columns
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def table(rows: "Sequence[Row]") -> str:
         "took": [_took(row) for row in rows],
     }
     said = [f"{row.model} on {row.devices}, {row.asked}: {row.why}" for row in rows if row.why]
-    lines = columns({head: list(map(plain, texts)) for head, texts in shown.items()}, _LEFT, "")
-    return printed([*lines, *([""] if said else []), *map(plain, said)])
+    lines = columns({head: list(map(plain_signs, texts)) for head, texts in shown.items()}, _LEFT, "")
+    return terminal_text([*lines, *([""] if said else []), *map(plain_signs, said)])
 
 
 def page(rows: "Sequence[Row]") -> str:
@@ -86,12 +86,7 @@ def _head(rows: "Sequence[Row]") -> list[str]:
     load = max(row.load for row in rows)
     busy = f" that other work shared, a load of up to {load:.0f}" if load > cores + 1 else ""
     most = f"a search was given {seconds_text(max(row.given for row in rows))}"
-    return [
-        _WHAT,
-        "",
-        *textwrap.wrap(f"Made on {when} with {made}, on {cores} cores{busy}; {most}.", 118),
-        "",
-    ]
+    return [_WHAT, "", *textwrap.wrap(f"Made on {when} with {made}, on {cores} cores{busy}; {most}.", 118), ""]
 
 
 def _cases(rows: "Sequence[Row]") -> list[str]:

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 
-def good_in_kernel(
-    benchmark: str, rounds: int, heard: Callable[[dict[str, Any]], object] = lambda _: None
-) -> bool:
+def good_in_kernel(benchmark: str, rounds: int, heard: Callable[[dict[str, Any]], object] = lambda _: None) -> bool:
     """What `ratios(shell, rounds)` of a benchmark says in a new kernel, whose output is printed here. `heard`: told of
     each message. Raises RuntimeError for an error there."""
     from jupyter_client.manager import start_new_kernel

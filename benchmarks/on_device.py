@@ -59,9 +59,7 @@ class Measurement:
     def __str__(self) -> str:
         unit = "FLOP/s" if self.what == "product" else "B/s"
         rate = "" if self.rate is None else f"{self.rate:10.3e} {unit}"
-        share = (
-            "" if not self.rate or not self.published else f"{self.rate / self.published:6.3f} of published"
-        )
+        share = "" if not self.rate or not self.published else f"{self.rate / self.published:6.3f} of published"
         return f"{self.what:16} {self.case:34} {self.seconds * 1e6:12.1f} us {rate} {share}"
 
 
@@ -100,8 +98,7 @@ class Trained:
             f"compiled in {_milliseconds(self.compile)}"
         )
         rows = (
-            f"    {_milliseconds(took):>10} (predicted {_milliseconds(guess)})  {at}"
-            for at, took, guess in self.lines
+            f"    {_milliseconds(took):>10} (predicted {_milliseconds(guess)})  {at}" for at, took, guess in self.lines
         )
         return "\n".join((head, *rows))
 
@@ -128,9 +125,7 @@ def seconds_of(program: Callable[..., Any], *args: Any) -> float:
 def products(chip: Chip | None, quick: bool) -> Iterator[Measurement]:
     """Time `[m, k] @ [k, n]` and back, `CHAIN` products in one program: squares, and a transformer's MLP."""
     squares = [(n, n, n) for n in ((256, 512) if quick else (512, 1024, 2048, 4096, 8192, 16_384))]
-    blocks = (
-        [] if quick else [(8192, 1024, 4096), (8192, 2048, 8192), (8192, 4096, 14_336), (16_384, 1408, 6144)]
-    )
+    blocks = [] if quick else [(8192, 1024, 4096), (8192, 2048, 8192), (8192, 4096, 14_336), (16_384, 1408, 6144)]
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
         name = jnp.dtype(dtype).name
         for m, k, n in squares + blocks if dtype == jnp.bfloat16 else squares[1::2]:
@@ -203,9 +198,7 @@ def launches() -> Iterator[Measurement]:
             x = x @ x
         return x
 
-    yield Measurement(
-        "launch", "product of 128 in one program", seconds_of(kernels, x / 12) / count, None, None
-    )
+    yield Measurement("launch", "product of 128 in one program", seconds_of(kernels, x / 12) / count, None, None)
 
 
 def host_link(quick: bool) -> Iterator[Measurement]:
@@ -224,10 +217,7 @@ def host_link(quick: bool) -> Iterator[Measurement]:
         there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
         here = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
         on_device, on_host = jax.device_put(array, here), jax.device_put(array, there)
-        for case, x, to in (
-            ("device to pinned host", on_device, there),
-            ("pinned host to device", on_host, here),
-        ):
+        for case, x, to in (("device to pinned host", on_device, there), ("pinned host to device", on_host, here)):
             took = seconds_of(lambda x=x, to=to: jax.device_put(x, to))
             yield Measurement("host link", f"{case}, {size // MIB} MiB", took, size / took, None)
 
@@ -261,9 +251,7 @@ QUICK: dict[str, Callable[[int], Call]] = {
 # Sized so that one device of 80 GB holds the state twice (a timed step runs on copies) and its activations.
 MODELS: dict[str, Callable[[int], Call]] = {
     "GPT-2 medium, 8 x 1024 tokens": lambda n: gpt.call(gpt.MEDIUM, 8 * n),
-    "GPT-2 large, recomputed, 16 x 1024 tokens": lambda n: gpt.call(
-        gpt.Size(36, 1280, 20, 1024, remat=True), 16 * n
-    ),
+    "GPT-2 large, recomputed, 16 x 1024 tokens": lambda n: gpt.call(gpt.Size(36, 1280, 20, 1024, remat=True), 16 * n),
     "Qwen3 0.6B, 4 x 2048 tokens": lambda n: llama.call(llama.QWEN3_600M, 4 * n, 2048),
     "Llama of 1.1B, 4 x 2048 tokens": lambda n: llama.call(
         llama.Size(22, 2048, 32, 4, 64, 5632, 32_000, 1e4), 4 * n, 2048
@@ -344,9 +332,7 @@ def _slug(name: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="everything small: seconds on a CPU")
     parser.add_argument("--only", choices=("device", "models"), help="one of the two halves")
     parser.add_argument("--models", default="", help="names of models, or parts of them, with commas between")
@@ -357,18 +343,10 @@ def main(argv: Sequence[str]) -> int:
     chip = chip_of(device.device_kind)
     packages = installed()
     versions = ", ".join(f"{name} {packages[name]}" for name in ("jax", "jaxlib", "flax") if name in packages)
-    print(
-        f"{jax.device_count()} x {device.device_kind} ({device.platform}), {versions}; known as {chip and chip.name}"
-    )
+    print(f"{jax.device_count()} x {device.device_kind} ({device.platform}), {versions}; known as {chip and chip.name}")
     measured: list[Measurement] = []
     if args.only != "models":
-        for part in (
-            partial(products, chip),
-            partial(memory, chip),
-            lambda _: launches(),
-            host_link,
-            collectives,
-        ):
+        for part in (partial(products, chip), partial(memory, chip), lambda _: launches(), host_link, collectives):
             for row in part(args.quick):
                 print(row, flush=True)
                 measured.append(row)

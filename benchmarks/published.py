@@ -25,18 +25,18 @@ import jax
 from models import llama
 
 import jaxshard_magic
-from jaxshard_magic.analysis import efficiency
+from jaxshard_magic.analysis import matmul_efficiency
 from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.analysis.leaves import leaves
-from jaxshard_magic.analysis.overlap import Schedule
-from jaxshard_magic.analysis.reading import reading_of
-from jaxshard_magic.analysis.roofline import Roofline, in_order, roofline
-from jaxshard_magic.comparing.sketch import collective
+from jaxshard_magic.analysis.overlap import CollectiveSchedule
+from jaxshard_magic.analysis.roofline import Roofline, roofline, with_schedule
+from jaxshard_magic.analysis.step_facts import step_facts
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.plan import Share
+from jaxshard_magic.plan import DeviceWork
 from jaxshard_magic.report import Collective, Leaf
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.search.plan_estimate import to_report_collective
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 from jaxshard_magic.targets import Target
 
 LIMIT = 0.1  # of the published step
@@ -94,11 +94,11 @@ class Case:
 class Facts:
     """What a compiled step says that predictions are made of."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[DeviceWork, ...]
     leaves: tuple[Leaf, ...]
     collectives: tuple[Collective, ...]
     moves: tuple
-    schedule: Schedule | None
+    schedule: CollectiveSchedule | None
 
 
 def _decoder(layers: int, width: int, heads: int, hidden: int) -> llama.Size:
@@ -135,23 +135,21 @@ def facts(case: Case, compiled: bool) -> Facts:
     mesh = " ".join(f"{axis}={n}" for axis, n in case.axes.items())
     extent = "x".join(map(str, case.extent))
     call = llama.call(case.size, case.each * case.devices, LENGTH, KEEPS if case.keeps else None)
-    step = jaxshard_magic.shard(
-        call.step, case.strategy, mesh=jaxshard_magic.mesh(f"{case.chip}:{extent} {mesh}")
-    )
+    step = jaxshard_magic.shard(call.step, case.strategy, mesh=jaxshard_magic.mesh(f"{case.chip}:{extent} {mesh}"))
     if not compiled:
         plan = step.planned(*call.args).plan
-        assert plan.shares is not None and isinstance(plan.run, Hold)
-        sent = tuple(map(collective, traffic(plan.run)))
+        assert plan.shares is not None and isinstance(plan.run, ShardedLowering)
+        sent = tuple(map(to_report_collective, planned_collectives(plan.run)))
         return Facts(plan.shares, leaves(plan.leaves, plan.mesh), sent, (), None)
     entry = step.prepare(*call.args)
-    said = reading_of(entry)
+    said = step_facts(entry)
     if said.collectives is None or entry.plan.shares is None:
         raise SystemExit(f"{case.name}: the compiler finds no room for it, and tells no order")
-    moves = tuple(move for move, _ in said.moves)
+    moves = tuple(move for move, _ in said.hlo_collectives)
     return Facts(entry.plan.shares, said.leaves, said.collectives, moves, said.schedule)
 
 
-def _on_chip(share: Share) -> Share:
+def _on_chip(share: DeviceWork) -> DeviceWork:
     """Products of activations with activations as the published runs do them, in a kernel for attention: scores stay on
     the chip. It skips the half that the mask hides, and reaches about half of what large products do, so that the FLOPs
     stay as they are (Dao, "FlashAttention-2", 2023, table 4 and figure 5, has 50 to 73% of the peak)."""
@@ -164,19 +162,19 @@ def predicted(case: Case, found: Facts) -> Roofline:
     target = Target(chip(case.chip), case.extent)
     shares = tuple(map(_on_chip, found.shares))
     roof = roofline(target.chip, case.axes, shares, found.leaves, found.collectives, target, ("data",))
-    told = None if found.schedule is None else in_order(roof, found.schedule, found.moves)
+    told = None if found.schedule is None else with_schedule(roof, found.schedule, found.moves)
     return roof if told is None else told[0]
 
 
 @contextmanager
 def sustaining(share: float):
     """Predictions in which large products reach this share of a TPU's peak."""
-    before = efficiency.SUSTAINED["tpu"]
-    efficiency.SUSTAINED["tpu"] = share
+    before = matmul_efficiency.PEAK_SHARE["tpu"]
+    matmul_efficiency.PEAK_SHARE["tpu"] = share
     try:
         yield
     finally:
-        efficiency.SUSTAINED["tpu"] = before
+        matmul_efficiency.PEAK_SHARE["tpu"] = before
 
 
 def implied(case: Case, found: Facts) -> float:
@@ -185,9 +183,7 @@ def implied(case: Case, found: Facts) -> float:
     for _ in range(30):
         middle = (low + high) / 2
         with sustaining(middle):
-            low, high = (
-                (middle, high) if (predicted(case, found).step or 0.0) > case.seconds else (low, middle)
-            )
+            low, high = (middle, high) if (predicted(case, found).step or 0.0) > case.seconds else (low, middle)
     return low
 
 
@@ -209,7 +205,7 @@ def rows(known: Mapping[str, Facts]) -> tuple[list[tuple[str, ...]], float]:
                 f"{step:.2f} s",
                 f"{100 * (step / case.seconds - 1):+.1f}%",
                 f"{low:.2f} to {high:.2f} s" + ("" if low <= case.seconds <= high else " *"),
-                f"{own.exposed or 0:.2f} of {own.sent or 0:.2f} s",
+                f"{own.exposed or 0:.2f} of {own.total_link_seconds or 0:.2f} s",
                 f"{statistics.median(others):.3f}: {100 * (left / case.seconds - 1):+.1f}%",
                 f"{shares[name]:.3f}",
             )
@@ -232,9 +228,7 @@ class Gather:
 
 BOOK = "https://jax-ml.github.io/scaling-book/sharding/"  # pop quiz 2
 GATHERS = (
-    Gather(
-        "bf16[2048, 8192] over 4 of v5e 8x4", "v5e", {"x": 8, "y": 4}, (8, 4), "y", 2 * 2048 * 8192, 680e-6
-    ),
+    Gather("bf16[2048, 8192] over 4 of v5e 8x4", "v5e", {"x": 8, "y": 4}, (8, 4), "y", 2 * 2048 * 8192, 680e-6),
     Gather("bf16[256, 256] over 4 of v5e 8x4", "v5e", {"x": 8, "y": 4}, (8, 4), "y", 2 * 256 * 256, 8e-6),
 )
 
@@ -245,21 +239,12 @@ def gathered(one: Gather) -> tuple[str, ...]:
     sent = wire_bytes("all-gather", group, one.size)
     row = Collective("all-gather", (one.along,), group, 1, one.size, sent)
     roof = roofline(chip(one.chip), one.axes, (), (), [row], Target(chip(one.chip), one.extent))
-    took = roof.sent or 0.0
+    took = roof.total_link_seconds or 0.0
     error = f"{100 * (took / one.seconds - 1):+.1f}%"
     return one.name, f"{1e6 * one.seconds:.0f} us", f"{1e6 * took:.1f} us", error
 
 
-HEADS = (
-    "run",
-    "published",
-    "predicted",
-    "error",
-    "range",
-    "exposed",
-    "products' share by the others",
-    "by itself",
-)
+HEADS = ("run", "published", "predicted", "error", "range", "exposed", "products' share by the others", "by itself")
 
 
 def table(lines: Sequence[Sequence[str]], heads: Sequence[str] = HEADS) -> str:
@@ -271,9 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=CASES, help="these cases; all unless said")
     parser.add_argument("--kept", type=Path, default=None, help="a folder in which compiled facts stay")
-    parser.add_argument(
-        "--compile", action="store_true", help="compile each case: minutes, and not all have room"
-    )
+    parser.add_argument("--compile", action="store_true", help="compile each case: minutes, and not all have room")
     parser.add_argument("--here", nargs=2, metavar=("CASE", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:

@@ -13,7 +13,7 @@ import nbformat
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from jaxshard_magic.views import interactive
+from jaxshard_magic.views import widget_page
 
 HERE = Path(__file__).parent
 FRAMES = "reports"  # the folder of the documents, in `_static`
@@ -48,15 +48,15 @@ def bring_notebooks(app: Sphinx, config: Config) -> None:
         notebook = nbformat.read(path, as_version=4)
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         for output in outputs:
-            if interactive.MIME in output.get("data", {}):
+            if widget_page.MIME in output.get("data", {}):
                 frame(output.data, f"{path.stem}-{len(_documents)}.html")
         nbformat.write(notebook, there / path.name)
 
 
 def frame(data: dict[str, Any], name: str) -> None:
     """Put a frame in the place of an output's HTML; its document is written as `name`."""
-    kept, static = data.pop(interactive.MIME), data["text/html"]
-    _documents[name] = interactive.document_of("report", static, kept["views"])
+    kept, static = data.pop(widget_page.MIME), data["text/html"]
+    _documents[name] = widget_page.rebuild_document("report", static, kept["views"])
     data["text/html"] = (
         f'<iframe class="jsm-frame" title="report" loading="lazy" height="{FIRST_HEIGHT}"'
         f' src="../_static/{FRAMES}/{escape(name)}"></iframe>'

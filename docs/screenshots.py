@@ -39,9 +39,7 @@ class Size:
 
 
 SMALL = Size(width=256, heads=8, layers=6, vocabulary=5003, length=128, examples=16)
-LARGE = Size(
-    width=4096, heads=32, layers=5, vocabulary=32_000, length=512, examples=16
-)  # a billion parameters
+LARGE = Size(width=4096, heads=32, layers=5, vocabulary=32_000, length=512, examples=16)  # a billion parameters
 
 
 class Block(nnx.Module):
@@ -94,9 +92,7 @@ def ran() -> Report:
     model, optimizer = made(SMALL)
     tokens = jax.random.randint(jax.random.key(0), (SMALL.examples, SMALL.length), 0, SMALL.vocabulary)
     mesh = jaxshard_magic.mesh("cpu:8 data=4 model=2")
-    step = jaxshard_magic.shard(
-        train_step, "fsdp+tp", mesh=mesh, check=True, specs={"tokens": PartitionSpec("data")}
-    )
+    step = jaxshard_magic.shard(train_step, "fsdp+tp", mesh=mesh, check=True, specs={"tokens": PartitionSpec("data")})
     for _ in range(6):
         step(model, optimizer, tokens)
     return step.report()

@@ -1,4 +1,4 @@
-"""`%%shard fsdp` above a train step runs it sharded, with the same numbers, and shows what happened."""
+"""Shard JAX training steps: `%%shard fsdp` above a step runs it sharded, with the same numbers, and reports on it."""
 
 import sys
 import types
@@ -54,9 +54,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    # Lazy, so that importing the package does not import jax.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # Python calls `__getattr__` for missing names alone, so this caches the value.
     globals()[name] = value
     return value
 
@@ -66,9 +69,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Importing the submodule `doctor` would put it in the place of the function `doctor`."""
+    """Module type that keeps the function `doctor`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Importing the submodule `doctor` would replace the function of that name.
         if not (name in _HOMES and isinstance(value, types.ModuleType)):
             super().__setattr__(name, value)
 
@@ -77,10 +81,10 @@ sys.modules[__name__].__class__ = _Package
 
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
-    """`%load_ext jaxshard_magic`: adds `%mesh`, `%shard` and `%%shard` to the shell."""
+    """Add `%mesh`, `%shard` and `%%shard` to the shell, for `%load_ext jaxshard_magic`."""
     import_module(f"{__name__}.notebook.load").load(shell)
 
 
 def unload_ipython_extension(shell: "InteractiveShell") -> None:
-    """`%unload_ext jaxshard_magic`: takes the magics and their completions out again."""
+    """Remove the magics and their completions, for `%unload_ext jaxshard_magic`."""
     import_module(f"{__name__}.notebook.load").unload(shell)

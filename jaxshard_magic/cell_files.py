@@ -1,4 +1,4 @@
-"""What Python calls the cells of a notebook, by IPython in a terminal, ipykernel and Colab."""
+"""File names of notebook cells in Python: by IPython in a terminal, ipykernel and Colab."""
 
 import re
 
@@ -7,13 +7,13 @@ _CELL = re.compile(
     r"|.*[/\\]ipykernel_\d+[/\\]\d+\.py"
     r"|.*[/\\]ipython-input-(?:(?P<colab>\d+)-)?\d+\.py"
 )
-# What a kernel's number, or a cell's, puts into the name of a cell's file: without it, the same cell has the same name
-# in every session. A regular expression.
+# Regular expression for the part of a cell's file name with the number of a kernel or a cell. Without it, the same cell
+# has the same name in every session.
 OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=[</]ipython-input-)\d+-"
 
 
 def is_cell_file(file: str) -> bool:
-    """Is this the name of a cell's file?
+    """Return whether a file name is that of a notebook cell.
 
     >>> is_cell_file("<ipython-input-3-0a1b>"), is_cell_file("/tmp/ipykernel_81/2938.py"), is_cell_file("/tmp/gpt.py")
     (True, True, False)
@@ -21,10 +21,10 @@ def is_cell_file(file: str) -> bool:
     return _CELL.fullmatch(file) is not None
 
 
-def number_in(file: str) -> int | None:
-    """The number of the cell, where the name of its file tells it.
+def cell_number(file: str) -> int | None:
+    """Return a cell's number from its file name, None where the name has none.
 
-    >>> number_in("<ipython-input-3-0a1b>"), number_in("/tmp/ipython-input-4-2938.py"), number_in("/tmp/gpt.py")
+    >>> cell_number("<ipython-input-3-0a1b>"), cell_number("/tmp/ipython-input-4-2938.py"), cell_number("/tmp/gpt.py")
     (3, 4, None)
     """
     found = _CELL.fullmatch(file)

@@ -1,9 +1,7 @@
-"""The names that compiled Python code reads and writes, told from its bytecode.
+"""Names read and written by compiled Python code, from its bytecode.
 
-`co_names` mixes globals with attributes, so that a step that reads `state.loss` would seem to read a notebook's `loss`.
-The instructions tell them apart, and which name an attribute is asked of: `self.config.rate` is `("self", "config",
-"rate")`. Read with `dis`, whose instructions differ between Python 3.11 and 3.14: those that load, store and ask for an
-attribute are told by the beginning of their names.
+`co_names` mixes globals with attributes: a step that reads `state.loss` would seem to read a notebook's `loss`.
+Instructions tell them apart, and give an attribute's base name: `self.config.rate` is `("self", "config", "rate")`.
 """
 
 import dis
@@ -12,34 +10,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-Chain = tuple[str, ...]  # a name, and the attributes that follow it
+Chain = tuple[str, ...]  # a name and the attributes read from it
 
 _NOTHING: tuple[str, Chain] = ("", ())
 _IMPORTED = "imported"
+# Instructions that may come between the load of an object and that of its attribute.
 _BETWEEN = {"CACHE", "NOP", "PUSH_NULL", "EXTENDED_ARG", "PRECALL", "RESUME", "COPY", "DUP_TOP"}
-_BY_TEXT = {
-    "getattr",
-    "setattr",
-    "hasattr",
-    "vars",
-    "attrgetter",
-    "__dict__",
-}  # take an attribute's name as text
+_BY_TEXT = {"getattr", "setattr", "hasattr", "vars", "attrgetter", "__dict__"}  # take the names of attributes as text
 
 
 @dataclass
 class CodeReads:
-    """What code reads and writes, with the functions and classes defined in it.
+    """Names that code reads and writes, including the functions and classes defined in it.
 
     Attributes:
         globals: Chains that begin with a global or builtin name.
         free: Chains that begin with a variable of an enclosing function.
         parameters: Chains that begin with a parameter.
-        attributes: Attributes of what has no name, such as a call's result or an element.
-        written: Chains that a value is given to. `written_attributes`: attributes of what has no name.
-        imported: Names that imports inside the code bind, each with a module, and the attribute of it or nothing.
-        lines: The line of each global name, variable and attribute that is read or written, the first one.
-        loops: Whether any of it may run more than once in a call.
+        attributes: Attributes of unnamed objects, such as a call's result or an element.
+        written: Chains that are assigned to.
+        written_attributes: Attributes of unnamed objects that are assigned to.
+        imported: Module and attribute, "" for none, by name bound by an import inside of the code.
+        lines: Line of the first read or write, by global name, variable and attribute.
+        loops: Whether some of the code may run more than once in a call.
     """
 
     globals: set[Chain] = field(default_factory=set)
@@ -55,7 +48,7 @@ class CodeReads:
 
 @lru_cache(maxsize=1024)
 def reads_of(code: types.CodeType) -> CodeReads:
-    """Return what `code` reads and writes; about 20 us for each 100 instructions, once."""
+    """Return the names that `code` reads and writes. Cost: about 20 us for each 100 instructions, once."""
     found, last = CodeReads(), _NOTHING
     line = code.co_firstlineno
     for at in dis.get_instructions(code):
@@ -65,28 +58,31 @@ def reads_of(code: types.CodeType) -> CodeReads:
             continue
         last = _read(at, last, found, line)
     free, local = set(code.co_freevars), {*_parameters(code), *found.imported}
+    # LOAD_FAST loads local variables as well as parameters.
     found.parameters, others = _split(found.parameters, local)
     of_cells, not_free = _split(found.free, free)
     found.free = of_cells
-    kept, more = _split(not_free, local)  # a parameter that an inner function reads, too
+    # LOAD_DEREF also loads parameters that an inner function reads as well.
+    kept, more = _split(not_free, local)
     found.parameters |= kept
     found.attributes.update(name for chain in others | more for name in chain[1:])
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         _take(found, reads_of(inner), local, free)
+    # `getattr` and the like take names as text: any string constant may then be an attribute.
     if _BY_TEXT & {name for chain in found.globals for name in chain} | _BY_TEXT & found.attributes:
-        found.attributes.update(
-            text for text in code.co_consts if isinstance(text, str) and text.isidentifier()
-        )
+        found.attributes.update(text for text in code.co_consts if isinstance(text, str) and text.isidentifier())
     return found
 
 
 def _read(at: dis.Instruction, last: tuple[str, Chain], found: CodeReads, line: int) -> tuple[str, Chain]:
-    """Take one instruction; the name or attribute that it leaves on the stack, and what kind of name it begins with."""
+    """Record one instruction. Return kind and chain of the name or attribute that it leaves on the stack."""
     op, name = at.opname, at.argval
-    if "FAST" in op and isinstance(name, tuple):  # LOAD_FAST_LOAD_FAST, STORE_FAST_LOAD_FAST: two at once
+    # LOAD_FAST_LOAD_FAST and STORE_FAST_LOAD_FAST have two names.
+    if "FAST" in op and isinstance(name, tuple):
         if op.startswith("LOAD"):
             found.parameters.add(name[:1])
         name = name[-1]
+    # The names of instructions differ between Python 3.11 and 3.14, but they begin alike.
     if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
         found.lines.setdefault(name, line)
         kind, chain = last
@@ -122,7 +118,7 @@ def _read(at: dis.Instruction, last: tuple[str, Chain], found: CodeReads, line: 
 
 
 def _loads(op: str) -> str:
-    """Return which names an instruction loads one of, the field of `CodeReads`; empty for another instruction."""
+    """Return the field of `CodeReads` for names loaded by an instruction; empty for other instructions."""
     if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
         return "globals"
     if op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
@@ -136,7 +132,8 @@ def _named(found: CodeReads, kind: str, chain: Chain) -> tuple[str, Chain]:
 
 
 def _take(found: CodeReads, inner: CodeReads, local: set[str], free: set[str]) -> None:
-    """Add what a function inside reads: its variables of ours are our parameters, our own variables, or locals."""
+    """Add the reads of an inner function: its free variables are parameters, free variables or locals of the outer
+    one."""
     found.globals |= inner.globals
     own, rest = _split(inner.free, free)
     found.free |= own
@@ -157,5 +154,5 @@ def _split(chains: set[Chain], names: set[str]) -> tuple[set[Chain], set[Chain]]
 
 
 def _parameters(code: types.CodeType) -> Iterator[str]:
-    flags = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    flags = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # CO_VARARGS and CO_VARKEYWORDS: *args, **kwargs
     yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags]

@@ -1,9 +1,11 @@
-"""What XLA complains of while it compiles: its log goes to file descriptor 2, past Python, and is taken from there.
+"""Capture of XLA's complaints while it compiles, from file descriptor 2.
 
-While a capture is open, descriptor 2 is a file. What libtpu says of a TPU that is not there is dropped, as nobody asked
-for one; whatever else is no known complaint goes on to where it was meant for,
-in order and within a fraction of a second: a progress line in a terminal keeps moving. Two things are out of reach: the
-last words of a process that aborts, and what a child that was started meanwhile writes once the capture has ended.
+XLA's log goes to the descriptor, past `sys.stderr`. During a capture descriptor 2 is a file. Messages of libtpu about a
+missing TPU are dropped. Everything else that is no known complaint is forwarded in order, within a fraction of a
+second, so that a progress line in a terminal keeps moving.
+
+Footguns: the last words of a process that aborts are lost, and so is output that a child process, started during a
+capture, writes after its end.
 """
 
 import os
@@ -15,12 +17,12 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from .temporary import Held, Temporary, done_whole
+from .temporary import AcquiredLock, TemporaryChange, run_uninterrupted
 
-TICK = 0.1  # seconds between looks at the file
+TICK = 0.1  # seconds between checks of the file's size
 
-# XLA ends each message with a line feed, but some have several lines and a long one is cut anywhere: what follows the
-# first line belongs to the message only where it reads like it.
+# XLA ends each message with a line feed, but some messages have several lines, and a long one is cut anywhere. So later
+# lines belong to a message only if they match its known text.
 _COMPLAINT = re.compile(
     rb"""(?:[IWEF]\d{4}\ [\d:.]+\ +\d+ | \d{4}-\d\d-\d\d\ [\d:.]+:\ [IWEF]) \ [^\s:]+:\d+\]\ ?  # when and where
     (?P<text>
@@ -43,29 +45,34 @@ _NO_TPU = re.compile(
     rb"Failed to find host bounds for accelerator type: WARNING: could not determine TPU [^\n]*\n"
     rb"|(?:%s)?%s(?:%s\n?)?" % (_PREAMBLE, _NO_HOST, _TRACE)
 )
+# Such a message at the end of the output, where more of it may follow.
 _NO_TPU_BEGUN = re.compile(rb"(?:%s\Z|(?:%s)?%s(?:%s)?\Z)" % (_PREAMBLE, _PREAMBLE, _NO_HOST, _TRACE))
 
 
-class Capture(Temporary):
-    """`messages`: each complaint written while the capture was open, whole, without the log's date and place."""
+class Capture(TemporaryChange):
+    """Capture of compiler messages.
+
+    Attributes:
+        messages: Complaints written during the capture, in full, without the log's date and source line.
+    """
 
     def __init__(self) -> None:
         self.messages: tuple[str, ...] = ()
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         _join(self)
 
-    def end(self) -> None:
+    def revert(self) -> None:
         _leave(self)
 
 
-def captured() -> Capture:
-    """While the body runs, take what the compiler complains of off descriptor 2.
+def capture_messages() -> Capture:
+    """Return a context that captures compiler messages written to descriptor 2.
 
-    Captures may be nested, and open in several threads: each gets all that is written while it is open, whichever
-    program caused it. Where descriptor 2 is closed, or there is no room for a file, nothing is captured.
+    Captures may be nested, and open in several threads: each gets all messages of its time, whatever program caused
+    them. Nothing is captured where descriptor 2 is closed, or a file can't be created.
 
-    >>> with captured() as log:
+    >>> with capture_messages() as log:
     ...     pass  # lowered.compile()
     >>> log.messages
     ()
@@ -73,29 +80,30 @@ def captured() -> Capture:
     return Capture()
 
 
-class _Redirect(Temporary):
-    """Descriptor 2 turned into a file, with a thread that passes on what arrives there. `_lock` guards it."""
+class _Redirect(TemporaryChange):
+    """Redirection of descriptor 2 to a file, with a thread that forwards other output. Guarded by `_lock`."""
 
     def __init__(self) -> None:
         self.captures: list[Capture] = []
-        self._meant: Any = None  # a file on what descriptor 2 was
-        self._file: Any = None  # what it is meanwhile
-        self._passed = 0  # bytes of that
+        self._meant: Any = None  # file object on a duplicate of the original descriptor 2
+        self._file: Any = None  # file that descriptor 2 writes to during a capture
+        self._passed = 0  # bytes of that file already sorted
         self.turned = False
         self._ended = threading.Event()
 
-    def begin(self) -> None:
-        """Raises OSError or RuntimeError where file or thread can't be had."""
+    def apply(self) -> None:
+        """Redirect. Raises OSError or RuntimeError where no file or thread can be created."""
         if self.turned:
             return
         _flush()
         if self._file is None:
-            self._meant, self._file = done_whole(_opened)
+            self._meant, self._file = run_uninterrupted(_opened)
         threading.Thread(target=self._watch, name="jaxshard compiler log", daemon=True).start()
+        # Set before the change, so that `revert` undoes it after an interrupt between these two lines.
         self.turned = True
         os.dup2(self._file.fileno(), 2)
 
-    def end(self) -> None:
+    def revert(self) -> None:
         if self.turned:
             _flush()
             os.dup2(self._meant.fileno(), 2)
@@ -107,17 +115,14 @@ class _Redirect(Temporary):
                 file.close()
 
     def pass_on(self, end: int | None = None, last: bool = False) -> None:
-        """Sort what was written up to byte `end`: the complaints are the captures', the rest goes on.
-
-        Without `end` it is all but a last line that is not finished: another thread may be in the middle of it.
-        """
-        text = os.pread(
-            self._file.fileno(), (self._size() if end is None else end) - self._passed, self._passed
-        )
+        """Sort output up to byte `end`: complaints go to the captures, all else is forwarded."""
+        text = os.pread(self._file.fileno(), (self._size() if end is None else end) - self._passed, self._passed)
         if end is None:
+            # Another thread may be in the middle of a line.
             text = text[: text.rfind(b"\n") + 1]
         if not last and (begun := _NO_TPU_BEGUN.search(text)):
-            text = text[: begun.start()]  # its trace is still to come
+            # The rest of the message has yet to be written.
+            text = text[: begun.start()]
         self._passed += len(text)
         found = tuple(m["text"].decode(errors="replace").strip() for m in _COMPLAINT.finditer(text))
         for capture in self.captures:
@@ -127,11 +132,12 @@ class _Redirect(Temporary):
     def _watch(self) -> None:
         before = 0
         while not self._ended.wait(TICK):
-            with Held(_lock):
+            with AcquiredLock(_lock):
                 if self._ended.is_set():
                     return
                 size = self._size()
-                if size == before:  # still, so that no message is half there
+                # Unchanged since the last check, so that no message is half written.
+                if size == before:
                     self.pass_on(size)
                 before = size
 
@@ -145,52 +151,56 @@ _redirect: _Redirect | None = None
 
 def _join(capture: Capture) -> None:
     global _redirect
+    # Windows has no `pread`.
     if not hasattr(os, "pread"):
         return
-    with Held(_lock):
+    with AcquiredLock(_lock):
         if _redirect is not None and _redirect.turned:
             _redirect.pass_on()
         else:
-            if _redirect is not None:  # an interrupt has left it
-                _redirect.end()
+            # Left behind by an interrupt.
+            if _redirect is not None:
+                _redirect.revert()
             _redirect = _Redirect()
         _redirect.captures.append(capture)
         try:
-            _redirect.begin()
+            _redirect.apply()
         except (OSError, RuntimeError):
-            _redirect.end()
+            _redirect.revert()
             _redirect = None
 
 
 def _leave(capture: Capture) -> None:
     global _redirect
-    with Held(_lock):
+    with AcquiredLock(_lock):
         if _redirect is None:
             return
         if any(each is not capture for each in _redirect.captures):
             _redirect.pass_on()
             _redirect.captures = [each for each in _redirect.captures if each is not capture]
             return
-        _redirect.end()
+        _redirect.revert()
         _redirect = None
 
 
 def _opened() -> tuple[Any, Any]:
-    """What descriptor 2 is, and a file for it to be meanwhile: no pipe, which fills up, so that nobody waits for a
-    reader. An interrupt between a descriptor and the object that closes it would leave the descriptor."""
+    """Return a duplicate of descriptor 2, and a file to replace it."""
+    # A file and no pipe: a pipe fills up, and the writer then waits for a reader. Callers run this line uninterrupted,
+    # as an interrupt between the creation of a descriptor and of the object that closes it would leak the descriptor.
     return os.fdopen(os.dup(2), "wb", buffering=0), tempfile.TemporaryFile(buffering=0)
 
 
 def _flush() -> None:
-    """What Python has buffered for descriptor 2 goes there in its turn."""
+    """Write out Python's buffers for descriptor 2, to keep the order of output."""
     for stream in (sys.stderr, sys.__stderr__):
         if stream is not None:
-            with suppress(OSError, ValueError):  # closed, or nobody reads it
+            # The stream may be closed, or have no reader.
+            with suppress(OSError, ValueError):
                 stream.flush()
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of `data`, to a descriptor that may be full for a while; nobody misses it where nobody reads."""
+    """Write all of `data` to a descriptor that may be full for a while. A descriptor without a reader drops it."""
     with suppress(OSError):
         while data:
             try:

@@ -1,15 +1,19 @@
-"""The console script `jaxshard`: its help needs neither jax nor any other library."""
+"""Console script `jaxshard`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxshard_magic.errors import ShardError, whole_number
+from jaxshard_magic.errors import ShardError, parse_count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script on these arguments, or those that the process has. Returns the exit status."""
+    """Run the script and return the exit status.
+
+    Args:
+        argv: Arguments; None for those of the process.
+    """
     parser = argparse.ArgumentParser(prog="jaxshard", description="Sharded JAX train steps, explained.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="train a CNN on digits on 8 simulated devices, twice")
@@ -25,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.html.parent.is_dir():
         parser.error(f"--html {options.html}: there is no folder {options.html.parent}")
     try:
+        # Imported late: `--help` needs neither jax nor any other library.
         from jaxshard_magic.demo import run
 
         return 0 if run(options.steps, options.html) else 1
@@ -34,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _positive(text: str) -> int:
-    number = whole_number(text)
+    """Return a number of steps, 1 or more."""
+    number = parse_count(text)
     if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; give 1 or more")
     return number

@@ -1,8 +1,11 @@
-"""What the processes of `jax.distributed` tell each other, through its coordination service: without their devices.
+"""Messages between the processes of `jax.distributed`, through its coordination service: no devices take part.
 
-The service's client is private to jax (`jax._src.distributed`, jax 0.10.2 and 0.12.0; orbax uses it as well), and so is
-what makes gloo (`jaxlib._jax`), for which jax has no option; both are known here alone.
-A key is set once; a barrier's name is used once.
+Footguns:
+- The service's client is private to JAX (`jax._src.distributed`, seen in jax 0.10.2 and 0.12.0; Orbax uses it as well),
+  and so is the constructor of gloo (`jaxlib._jax`), for which JAX has no option. No other module touches them.
+- A key can be set once, and the name of a barrier used once.
+- The client waits in C++, where no signal reaches Python: an interrupt needs a wait in another thread
+  (`_interruptible`).
 """
 
 import json
@@ -19,43 +22,59 @@ import jax
 from jax._src import distributed
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-PART = 2**20  # characters of a value that one message carries; gRPC takes 4 MiB
-LONG_S = 24 * 3600.0
-LOOK_S = 0.5  # from one look for a failure to the next, while something is waited for
-_numbers = count()  # of what is agreed on: each process comes to these in the same order
-_scope = [""]  # in which they are counted
+PART = 2**20  # characters of a value in one message; gRPC takes 4 MiB
+LONG_S = 24 * 3600.0  # no limit in practice
+LOOK_S = 0.5  # seconds between checks for a failure during a wait
+# Numbers of agreements. All processes agree on the same things in the same order, so that numbers match.
+_numbers = count()
+_scope = [""]  # prefix of these numbers, see `begin_scope`
 
 
-class OtherFailed(RuntimeError):
-    """What the process with this number was to tell it did not; -1 for any of them."""
+class ProcessFailed(RuntimeError):
+    """Failure of another process to send its message.
+
+    Args:
+        process: Index of the process; -1 for any of them.
+        message: Error of the process, in words.
+    """
 
     def __init__(self, process: int, message: str):
         super().__init__(message)
         self.process = process
 
 
-class Late(RuntimeError):
-    """Not all processes came to a barrier in time, or one of them is gone."""
+class BarrierTimeout(RuntimeError):
+    """Barrier that not all processes reached in time, or a process that is gone."""
 
 
-def gloo_at(address: str | None) -> None:
-    """Where gloo, which carries what CPU devices of several processes tell each other, is to listen, before jax starts:
-    at an address of this machine; "" for the one that this machine's own name means; None for no gloo."""
+def set_gloo_address(address: str | None) -> None:
+    """Set the address at which gloo listens; call it before jax starts.
+
+    Gloo carries collectives between CPU devices of several processes.
+
+    Args:
+        address: Address of this machine; "" for the address of the machine's own name; None for no gloo.
+    """
     if address is None:
         jax.config.update("jax_cpu_collectives_implementation", None)
     elif address:
+        # JAX has no option for the address: gloo would listen at that of the machine's own name.
         _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=address)
 
 
-def is_there() -> bool:
-    """Whether this process is one of several of `jax.distributed`."""
+def is_multiprocess() -> bool:
+    """Return whether this process is one of several of `jax.distributed`."""
     return _client() is not None and distributed.global_state.num_processes > 1
 
 
-def begin(scope: str) -> None:
-    """Count what is agreed on from here on anew, under a name that no process has used: where one of them was stopped
-    between two agreements, its next ones would be others' last."""
+def begin_scope(scope: str) -> None:
+    """Restart the numbering of agreements, under a name never used before.
+
+    Args:
+        scope: The name.
+    """
     global _numbers
+    # Otherwise a process interrupted between two agreements would stay one number behind the others for good.
     _numbers, _scope[0] = count(), f"{scope}/"
 
 
@@ -64,26 +83,44 @@ def _next(kind: str) -> str:
 
 
 def barrier(name: str, seconds: float) -> None:
-    """Wait until all processes are here, which an interrupt ends. Raises `Late` where one does not come."""
+    """Wait until all processes are here; an interrupt ends the wait.
+
+    Args:
+        name: Name of the barrier, used once.
+        seconds: Longest wait.
+
+    Raises:
+        BarrierTimeout: A process does not come.
+    """
     try:
-        _waited(lambda: _client().wait_at_barrier(name, max(1, int(seconds * 1000))))
+        _interruptible(lambda: _client().wait_at_barrier(name, max(1, int(seconds * 1000))))
     except jax.errors.JaxRuntimeError as error:
-        raise Late(str(error).partition("\n")[0]) from None
+        raise BarrierTimeout(str(error).partition("\n")[0]) from None
 
 
-def tell(key: str, text: str, over: bool = False) -> bool:
-    """Set a key for all processes; False where one has set it. `over`: set it again."""
+def set_key(key: str, text: str, over: bool = False) -> bool:
+    """Set a key for all processes.
+
+    Args:
+        key: The key.
+        text: Value of the key.
+        over: Whether to overwrite.
+
+    Returns:
+        False where the key is set already.
+    """
     try:
         _client().key_value_set(key, text, allow_overwrite=over)
     except jax.errors.JaxRuntimeError as error:
+        # JaxRuntimeError has no status code: the gRPC status is part of the message.
         if "ALREADY_EXISTS" not in str(error):
             raise
         return False
     return True
 
 
-def told(key: str) -> str | None:
-    """What a key was set to, None where it is not set."""
+def get_key(key: str) -> str | None:
+    """Return the value of a key, None where it is not set."""
     try:
         return _client().key_value_try_get(key)
     except jax.errors.JaxRuntimeError as error:
@@ -92,57 +129,84 @@ def told(key: str) -> str | None:
         return None
 
 
-def heard(key: str, seconds: float) -> str | None:
-    """What a key is set to, waiting so long for it; None where it was not set, or the service does not answer."""
+def wait_for_key(key: str, seconds: float) -> str | None:
+    """Wait for the value of a key.
+
+    Args:
+        key: The key.
+        seconds: Longest wait.
+
+    Returns:
+        The value; None where the key was not set, or the service does not answer.
+    """
     try:
-        return _waited(lambda: _client().blocking_key_value_get(key, max(1, int(seconds * 1000))))
+        return _interruptible(lambda: _client().blocking_key_value_get(key, max(1, int(seconds * 1000))))
     except jax.errors.JaxRuntimeError:
         return None
 
 
-def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
-    """What `make()` gives on process 0, on all of them, which come here together. Where it raises there, `OtherFailed`,
-    or the interrupt that it was, is raised elsewhere. On one process alone it is `make()`."""
-    if not is_there():
+def run_on_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
+    """Call `make()` on process 0 and return its text on all processes. All processes must call this together.
+
+    Args:
+        make: Called on process 0, or on a process alone.
+        seconds: Longest wait.
+
+    Raises:
+        ProcessFailed: `make` raised on process 0. An interrupt there is raised as `KeyboardInterrupt`.
+    """
+    if not is_multiprocess():
         return make()
     name = _next("first")
     if jax.process_index() == 0:
         try:
             made = make()
+        # An interrupt as well: the other processes would wait for this one.
         except BaseException as error:
             _send(name, _failure(error))
             raise
         _send(name, f"={made}")
         return made
-    said = _waited(lambda: _receive(name, seconds))
+    said = _interruptible(lambda: _receive(name, seconds))
     return _checked(0, said)
 
 
-def gathered(text: str, seconds: float = LONG_S) -> list[str]:
-    """What each process gives, in their order, on all of them, which come here together. It takes a message a process,
-    which an interrupt ends; without `jax.distributed` it is the own text alone. Raises `Late` where one comes too
-    late."""
-    if not is_there():
+def gather_texts(text: str, seconds: float = LONG_S) -> list[str]:
+    """Return the texts of all processes, by process index. All processes must call this together.
+
+    Cost: a message a process; an interrupt ends the wait. Without `jax.distributed` the result is `[text]`.
+
+    Args:
+        text: Text of this process.
+        seconds: Longest wait.
+
+    Raises:
+        BarrierTimeout: A process comes too late.
+    """
+    if not is_multiprocess():
         return [text]
     try:
         return _gathered(_next("gathered"), text, seconds)
     except jax.errors.JaxRuntimeError as error:
-        raise Late(str(error).partition("\n")[0]) from None
+        raise BarrierTimeout(str(error).partition("\n")[0]) from None
 
 
-class Together:
-    """What processes do one thing after the other, each of which tells the others something.
+class SharedCalls:
+    """Series of exchanges between processes, with a failure on one raised on all.
 
-        with Together() as all_of:
+        with SharedCalls() as all_of:
             texts = all_of(make)
 
-    All come to the same calls in the same order, and each gives what `make()` gave on each process. Where one raises,
-    in `make` or between the calls, `OtherFailed`, or the interrupt that it was, is raised on the others in their next
-    call: nobody waits for it. `several` False: it is about this process alone.
+    All processes make the same calls in the same order. Each call returns the results of `make()` on all processes.
+    Where a process raises, in `make` or between calls, the others raise `ProcessFailed` in their next call, or
+    `KeyboardInterrupt` for an interrupt: no process waits for the failed one.
+
+    Args:
+        several: False for this process alone.
     """
 
     def __init__(self, several: bool = True):
-        self._several = several and is_there()
+        self._several = several and is_multiprocess()
         self._name = _next("together") if self._several else ""
         self._calls, self._over = 0, False
 
@@ -155,22 +219,26 @@ class Together:
         self._over = any(each[0] == "!" for each in said)
         return [_checked(process, each) for process, each in enumerate(said)]
 
-    def __enter__(self) -> "Together":
+    def __enter__(self) -> "SharedCalls":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or not self._several or self._over:
             return
         name, process = f"{self._name}/{self._calls}", jax.process_index()
-        if process == 0:  # all others wait for what it has heard
+        # All others wait for the texts that process 0 gathers.
+        if process == 0:
             _send(name, json.dumps([_failure(error)]))
-        elif not tell(f"{name}/{process}", _failure(error)):  # interrupted while it waited
-            tell(f"{self._name}/{self._calls + 1}/{process}", _failure(error))
+        # The key has a value already if the failure came while this process waited: fail in the next call.
+        elif not set_key(f"{name}/{process}", _failure(error)):
+            set_key(f"{self._name}/{self._calls + 1}/{process}", _failure(error))
 
 
-class Passage:
-    """Points that processes pass together, one after the other, in threads of their own, while their main threads do
-    other things. One that fails, or comes to another point, lets the others out. All make it together."""
+class NamedBarriers:
+    """Series of barriers with names, for threads other than the main threads of the processes.
+
+    A process that fails, or reaches another barrier, releases the others. All processes create the object together.
+    """
 
     def __init__(self) -> None:
         self._name = _next("passage")
@@ -178,77 +246,104 @@ class Passage:
         self._points = 0
 
     def fail(self, why: str) -> str:
-        """This process comes to no point any more. What the first one that failed has said of it."""
-        tell(self._failed, why)
-        return told(self._failed) or why
+        """Report that this process reaches no further barrier, and return the reason given by the first failed
+        process."""
+        set_key(self._failed, why)
+        return get_key(self._failed) or why
 
     def why(self, seconds: float) -> str:
-        """What that one has said, waiting so long for it; "" for nothing."""
-        return heard(self._failed, seconds) or ""
+        """Return the reason of the first failed process, after waiting up to `seconds`; "" for none."""
+        return wait_for_key(self._failed, seconds) or ""
 
-    def look(self) -> None:
-        """Raise `OtherFailed` where one has failed."""
-        if why := told(self._failed):
-            raise OtherFailed(-1, why)
+    def raise_if_failed(self) -> None:
+        """Raise ProcessFailed where a process has failed."""
+        if why := get_key(self._failed):
+            raise ProcessFailed(-1, why)
 
-    def go_through(self, point: str, seconds: float) -> None:
-        """Wait for all processes. Raises `OtherFailed` where one has failed or is at another point, `Late` where one
-        does not come in time."""
+    def wait_at(self, point: str, seconds: float) -> None:
+        """Wait for all processes at the next barrier.
+
+        Args:
+            point: Name of the barrier.
+            seconds: Longest wait.
+
+        Raises:
+            ProcessFailed: A process has failed or is at another barrier.
+            BarrierTimeout: A process does not come in time.
+        """
         self._points += 1
         state, key = distributed.global_state, f"{self._name}/{self._points}"
         end = time.monotonic() + seconds
         if state.process_id:
-            tell(f"{key}/{state.process_id}", point)
+            set_key(f"{key}/{state.process_id}", point)
             here = self._hear(f"{key}/all", end) == point
         else:
             said = [self._hear(f"{key}/{process}", end) for process in range(1, state.num_processes)]
             here = set(said) == {point}
-            tell(f"{key}/all", point if here else "apart")
+            set_key(f"{key}/all", point if here else "apart")
         if not here:
-            raise OtherFailed(-1, "")
+            raise ProcessFailed(-1, "")
 
     def _hear(self, key: str, end: float) -> str:
-        while (said := heard(key, LOOK_S)) is None:
-            self.look()
+        # Short waits: a process that has failed never sets the key.
+        while (said := wait_for_key(key, LOOK_S)) is None:
+            self.raise_if_failed()
             if time.monotonic() > end:
-                raise Late(f"not all processes came to {key}")
+                raise BarrierTimeout(f"not all processes came to {key}")
         return said
 
 
-class Verdict:
-    """Whether all processes say the same, each in its own time: found once, and the same on all of them. All make it
-    together."""
+class Agreement:
+    """Check whether all processes submit the same text, each in its own time.
+
+    The result is decided once, equal on all processes. All processes create the object together.
+    """
 
     def __init__(self) -> None:
         self._name = _next("verdict")
 
     def agreed(self, text: str, seconds: float) -> bool:
-        """Say `text`, and wait so long for the others: who has not come by then says otherwise."""
-        self.say(text)
-        found = self.heard(text, seconds)
+        """Submit `text` and return whether all processes submitted the same.
+
+        Args:
+            text: Text of this process.
+            seconds: Longest wait. Processes that have not submitted by then count as different.
+        """
+        self.submit(text)
+        found = self.wait_for_result(text, seconds)
         if found is None:
-            tell(f"{self._name}/all", "no")  # unless another one has set it meanwhile
-            return told(f"{self._name}/all") == "yes"
+            # A key can be set once: a result set by another process meanwhile stays.
+            set_key(f"{self._name}/all", "no")
+            return get_key(f"{self._name}/all") == "yes"
         return found
 
-    def say(self, text: str) -> None:
-        """What this process says, once."""
-        tell(f"{self._name}/{distributed.global_state.process_id}", text)
+    def submit(self, text: str) -> None:
+        """Submit this process's text, once."""
+        set_key(f"{self._name}/{distributed.global_state.process_id}", text)
 
-    def heard(self, text: str, seconds: float) -> bool | None:
-        """Whether all have said `text`; None where not all have come within so many seconds."""
+    def wait_for_result(self, text: str, seconds: float) -> bool | None:
+        """Wait for the result: whether all processes submitted `text`.
+
+        Args:
+            text: Text of this process.
+            seconds: Longest wait.
+
+        Returns:
+            None where not all processes have submitted in time.
+        """
         state, verdict, end = distributed.global_state, f"{self._name}/all", time.monotonic() + seconds
         if state.process_id == 0:
             others = range(1, state.num_processes)
-            said = [heard(f"{self._name}/{p}", max(0.0, end - time.monotonic())) for p in others]
+            said = [wait_for_key(f"{self._name}/{p}", max(0.0, end - time.monotonic())) for p in others]
             if None not in said:
-                tell(verdict, "yes" if set(said) == {text} else "no")
-            return None if (found := told(verdict)) is None else found == "yes"
-        found = heard(verdict, seconds)
+                set_key(verdict, "yes" if set(said) == {text} else "no")
+            return None if (found := get_key(verdict)) is None else found == "yes"
+        found = wait_for_key(verdict, seconds)
         return None if found is None else found == "yes"
 
 
 def _failure(error: BaseException) -> str:
+    # A message begins with "!" for a failure, with "=" for a text.
     return f"!{type(error).__name__} {error}"
 
 
@@ -257,36 +352,37 @@ def _checked(process: int, said: str) -> str:
         kind, _, message = said[1:].partition(" ")
         if kind == KeyboardInterrupt.__name__:
             raise KeyboardInterrupt
-        raise OtherFailed(process, message)
+        raise ProcessFailed(process, message)
     return said[1:]
 
 
 def _gathered(name: str, text: str, seconds: float = LONG_S) -> list[str]:
     state = distributed.global_state
     if state.process_id:
-        tell(f"{name}/{state.process_id}", text)
-        return json.loads(_waited(lambda: _receive(name, seconds)))
+        set_key(f"{name}/{state.process_id}", text)
+        return json.loads(_interruptible(lambda: _receive(name, seconds)))
     others = range(1, state.num_processes)
     most = int(seconds * 1000)
-    found = _waited(lambda: [_client().blocking_key_value_get(f"{name}/{p}", most) for p in others])
+    found = _interruptible(lambda: [_client().blocking_key_value_get(f"{name}/{p}", most) for p in others])
     _send(name, json.dumps([text, *found]))
     return [text, *found]
 
 
-def _waited(wait: Callable[[], Any]) -> Any:
-    """What `wait` gives, which is in C++ meanwhile, where no signal reaches it: this thread can be interrupted."""
+def _interruptible(wait: Callable[[], Any]) -> Any:
+    """Return the result of `wait()`, called in another thread."""
     found: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
             found.append(wait())
-        except Exception as error:  # raised below
+        except Exception as error:  # raised again below, in the caller's thread
             failed.append(error)
         done.release()
 
     done = threading.Lock()
     done.acquire()
+    # `wait` blocks in C++, where no signal reaches Python; `acquire` below can be interrupted.
     threading.Thread(target=run, name="jaxshard coordination", daemon=True).start()
     done.acquire()
     if failed:
@@ -295,11 +391,12 @@ def _waited(wait: Callable[[], Any]) -> Any:
 
 
 def _send(name: str, text: str) -> None:
+    # Values of the service are strings, and gRPC takes 4 MiB a message.
     packed = b64encode(zlib.compress(text.encode())).decode()
     parts = [packed[i : i + PART] for i in range(0, len(packed), PART)]
     for i, part in enumerate(parts):
-        tell(f"{name}/{i}", part)
-    tell(f"{name}/parts", str(len(parts)))
+        set_key(f"{name}/{i}", part)
+    set_key(f"{name}/parts", str(len(parts)))
 
 
 def _receive(name: str, seconds: float) -> str:

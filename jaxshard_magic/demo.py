@@ -1,4 +1,4 @@
-"""`jaxshard demo`: a small CNN on scikit-learn's digits, in the terminal, under two strategies."""
+"""Demo of `jaxshard demo`: a small CNN on scikit-learn's digits, in the terminal, under two strategies."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,14 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class Digits:
-    """Images are float32[n, 8, 8, 1] in 0 to 1, labels int32[n] in 0 to 9."""
+    """Digits for training and test.
+
+    Attributes:
+        images: float32[n, 8, 8, 1] in 0 to 1.
+        labels: int32[n] in 0 to 9.
+        test_images: As `images`.
+        test_labels: As `labels`.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -29,7 +36,13 @@ class Digits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training run: its Report, the loss of every step and the share of test digits it got right."""
+    """Training run.
+
+    Attributes:
+        report: Report of the step.
+        losses: Loss of each step.
+        accuracy: Share of test digits classified correctly.
+    """
 
     report: Report
     losses: np.ndarray
@@ -37,7 +50,7 @@ class Outcome:
 
 
 class CNN(nnx.Module):
-    """Two convolutions with BatchNorm, two dense layers: float32[n, 8, 8, 1] -> logits float32[n, 10]."""
+    """Two convolutions with BatchNorm and two dense layers: float32[n, 8, 8, 1] -> logits float32[n, 10]."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.conv1 = nnx.Conv(1, 32, (3, 3), use_bias=False, rngs=rngs)
@@ -55,7 +68,10 @@ class CNN(nnx.Module):
 
 
 def train_step(model, optimizer, batch):
-    """One Adam step, written for one device. Updates the model and the optimizer; returns the loss."""
+    """Take one Adam step, written for one device.
+
+    Updates the model and the optimizer; returns the loss.
+    """
 
     def loss_fn(model):
         logits = model(batch["image"])
@@ -67,8 +83,9 @@ def train_step(model, optimizer, batch):
 
 
 def accuracy(model: CNN, digits: Digits) -> float:
-    """The share of test digits that the model gets right, worked out on one device."""
+    """Return the share of test digits classified correctly, computed on one device."""
     graph, state = nnx.split(model)
+    # Parameters divided over devices are gathered, so that the model runs on one.
     whole = nnx.merge(graph, jax.device_get(state))
     whole.eval()
     logits = nnx.jit(lambda model, images: model(images))(whole, digits.test_images)
@@ -76,9 +93,10 @@ def accuracy(model: CNN, digits: Digits) -> float:
 
 
 def load_digits() -> Digits:
-    """1,797 scanned digits, shuffled; every fifth is kept for the test.
+    """Return 1,797 scanned digits, shuffled; every fifth is for the test.
 
-    Raises ShardError where scikit-learn is not installed.
+    Raises:
+        ShardError: scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits as load
@@ -96,7 +114,7 @@ def load_digits() -> Digits:
 
 
 def train(strategy: str, mesh_text: str, digits: Digits, steps: int) -> Outcome:
-    """Train a fresh CNN under `strategy`; its first step is checked against the plain one."""
+    """Train a fresh CNN under `strategy` for `steps` steps; the first step is checked against the plain one."""
     mesh = api.mesh(mesh_text)
     model = CNN(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
@@ -108,15 +126,18 @@ def train(strategy: str, mesh_text: str, digits: Digits, steps: int) -> Outcome:
     for _ in range(steps):
         rows = rng.choice(len(digits.labels), BATCH, replace=False)
         losses.append(step(model, optimizer, {"image": digits.images[rows], "label": digits.labels[rows]}))
+    # Losses become numbers after the loop: reading one waits for its step.
     return Outcome(step.report(), np.array([float(loss) for loss in losses]), accuracy(model, digits))
 
 
 def run(steps: int, html: Path) -> bool:
-    """Train under each of `RUNS`, print the reports, write the last one to `html`.
+    """Train under each of `RUNS`, print the reports, and write the last report to `html`.
 
-    True where every sharded step gave the plain step's numbers.
+    Returns:
+        Whether every sharded step gave the plain step's numbers.
     """
     digits = load_digits()
+    # Before JAX starts a backend: the platform can't be changed later.
     jax.config.update("jax_platforms", "cpu")
     print(
         f"scikit-learn's digits: {len(digits.labels)} to train on, {len(digits.test_labels)} to test.\n"

@@ -1,5 +1,4 @@
-"""`ShardError`, the helpers its messages are built with, what reads numbers and expressions of a user's, and an error's
-traceback without our frames."""
+"""`ShardError`, helpers for its messages, readers of numbers and expressions by users, and shortened tracebacks."""
 
 import re
 import types
@@ -7,17 +6,23 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import TypeVar
 
-_MOST = 20_000  # characters of a line
-_SPACES = "\u00a0\u202f"  # that stand in figures
+_MOST = 20_000  # characters of a message
+_SPACES = "\u00a0\u202f"  # no-break spaces, which numbers with units have
 _Function = TypeVar("_Function", bound=types.FunctionType)
-_calling: set[types.CodeType] = set()  # of functions that call the user's
+_calling: set[types.CodeType] = set()  # code of functions marked by `calls_users_code`
 
 
 class ShardError(Exception):
-    """What was given cannot be done; the message is one line that says what would fix it.
+    """Request that can't be carried out; the message is one line with a remedy.
 
-    `option`: what on the line asks for it, which the message then begins with. `fix`: the text to paste, when there is
-    one. `why`: what is wrong alone, for a reader who gave no option.
+    Args:
+        message: Problem and remedy, with a semicolon between them.
+        fix: Text to paste.
+        option: Option responsible for the error; becomes the beginning of the message.
+
+    Attributes:
+        fix: Text to paste, None without one.
+        why: The problem alone, for readers who gave no option.
 
     >>> import jaxshard_magic
     >>> try:
@@ -34,13 +39,14 @@ class ShardError(Exception):
 
 
 def printable(text: str) -> str:
-    r"""`text` on one line, control and formatting characters replaced, so that no name can move a cursor.
+    r"""Return `text` on one line, with control and formatting characters replaced.
 
     >>> printable("state\x1b[31m.w") == "state\ufffd[31m.w"
     True
     """
     if text.isprintable():
         return text
+    # A name in a message could otherwise move the cursor of a terminal.
     return "".join(" " if c.isspace() and c not in _SPACES else c if _shows(c) else "\ufffd" for c in text)
 
 
@@ -48,19 +54,24 @@ def _shows(c: str) -> bool:
     return c.isprintable() or c in _SPACES
 
 
-def one_of(names: Iterable[str]) -> str:
-    """The allowed names as a reader meets them: `data, model`, or `none` when there are none."""
+def list_names(names: Iterable[str]) -> str:
+    """Return names as a list in a sentence: `data, model`, or `none` without names."""
     return ", ".join(str(n) for n in names) or "none"
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """` Did you mean 'model'?` for the nearest of `names`, or an empty string."""
+    """Return ` Did you mean 'model'?` for the nearest of `names`, or an empty string.
+
+    Args:
+        word: The unknown word.
+        names: Known names.
+    """
     near = nearest(word, names)
     return f" Did you mean '{near}'?" if near else ""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that looks most like a word, of the same letters before any other; None where none does.
+    """Return the name most similar to a word, None without a similar one. An anagram of the word comes first.
 
     >>> nearest("fspd", ["spmd", "fsdp"])
     'fsdp'
@@ -69,13 +80,19 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return min(near, key=lambda name: sorted(name) != sorted(word), default=None)
 
 
-def none_of(said: str, word: str, names: Iterable[str], all_of_them: str, where: str = "") -> str:
-    """What is said of a word that is none of `names`: the nearest of them first, then `where` all are told, which is
-    `all_of_them` unless given; where none is near, all of them.
+def unknown_name(said: str, word: str, names: Iterable[str], all_of_them: str, where: str = "") -> str:
+    """Return a message about an unknown word, with the nearest name or all names.
 
-    >>> none_of("no view 'htlm'", "htlm", ["html", "text"], "the views are html, text")
+    Args:
+        said: The problem.
+        word: The unknown word.
+        names: Known names.
+        all_of_them: Clause that lists all names.
+        where: Clause that points to the list; used after a near name instead of `all_of_them`.
+
+    >>> unknown_name("no view 'htlm'", "htlm", ["html", "text"], "the views are html, text")
     "no view 'htlm'. Did you mean 'html'? The views are html, text"
-    >>> none_of("no view 'x'", "x", ["html", "text"], "the views are html, text")
+    >>> unknown_name("no view 'x'", "x", ["html", "text"], "the views are html, text")
     "no view 'x'; the views are html, text"
     """
     near = did_you_mean(word, names)
@@ -86,7 +103,7 @@ def none_of(said: str, word: str, names: Iterable[str], all_of_them: str, where:
 
 
 def quoted(text: str) -> str:
-    """What was given in quotes, of a long text the beginning.
+    """Return a text in quotes; of a text above 100 characters the beginning and the length.
 
     >>> quoted("none"), quoted("9" * 5000)
     ("'none'", "'999999999999999999999999999999...', 5,000 characters")
@@ -94,22 +111,27 @@ def quoted(text: str) -> str:
     return repr(text) if len(text) <= 100 else f"'{text[:30]}...', {len(text):,} characters"
 
 
-def whole_number(text: str, most: int = 1_000_000) -> int | None:
-    """The number from 1 to `most` that `text` says; None for other text. Python itself reads no more than 4,300 digits.
+def parse_count(text: str, most: int = 1_000_000) -> int | None:
+    """Return the number that `text` spells, None for other text.
 
-    >>> whole_number("16"), whole_number("0"), whole_number("9" * 5000)
+    Args:
+        text: Decimal digits.
+        most: Highest number; the lowest is 1.
+
+    >>> parse_count("16"), parse_count("0"), parse_count("9" * 5000)
     (16, None, None)
     """
+    # `int` raises ValueError for more than 4,300 digits.
     if not text.isdecimal() or len(text) > len(str(most)):
         return None
     number = int(text)
     return number if 1 <= number <= most else None
 
 
-def regular(pattern: str) -> "re.Pattern[str] | str":
-    """A regular expression of a user's, compiled; or why it can't be.
+def compile_pattern(pattern: str) -> "re.Pattern[str] | str":
+    """Return a user's regular expression, compiled, or the reason why it does not compile.
 
-    >>> regular("kernel$"), regular("(")
+    >>> compile_pattern("kernel$"), compile_pattern("(")
     (re.compile('kernel$'), 'missing ), unterminated subpattern at position 0')
     """
     try:
@@ -120,22 +142,25 @@ def regular(pattern: str) -> "re.Pattern[str] | str":
         return "it repeats or nests more than Python's re can compile"
 
 
-def no_step(name: str, kind: str) -> ShardError:
-    """Of a function whose call gives no results: `kind` is `async` or `generator`."""
+def no_results_error(name: str, kind: str) -> ShardError:
+    """Return the error for a function without results when called.
+
+    Args:
+        name: Name of the function.
+        kind: `async` or `generator`.
+    """
     if kind == "async":
         fix = "make it a plain def, and await around its call"
-        return ShardError(
-            f"{name} is an async function, and a step gives its results when it is called: {fix}"
-        )
+        return ShardError(f"{name} is an async function, and a step gives its results when it is called: {fix}")
     fix = "return them instead of yielding"
-    return ShardError(
-        f"{name} is a generator function, and a step gives its results when it is called: {fix}"
-    )
+    return ShardError(f"{name} is a generator function, and a step gives its results when it is called: {fix}")
 
 
 def calls_users_code(function: _Function) -> _Function:
-    """Mark a function of ours that calls the user's: what is raised in its own line, as where an argument lacks, is the
-    user's error."""
+    """Mark a function of this package that calls the user's code.
+
+    An error raised in the function's own line, as for a missing argument, counts as the user's.
+    """
     _calling.add(function.__code__)
     return function
 
@@ -150,11 +175,11 @@ def without_our_frames(
     """Return a traceback without the package's frames.
 
     Args:
-        traceback: that of an error.
-        is_ours: whether a file, by the name that Python knows it by, is of the package.
-        is_users: whether it is the user's.
-        whole: whether all of our frames go. Else those below the user's last line stay where we raised the error
-            ourselves, so that it can be found; not where it was raised in a function that `calls_users_code`.
+        traceback: Traceback of an error.
+        is_ours: Returns whether a file, by its name in Python, belongs to the package.
+        is_users: Returns whether a file is the user's.
+        whole: Remove all frames of the package. Otherwise frames after the user's last line stay where the package
+            raised the error itself, so that the cause can be found; not for functions marked by `calls_users_code`.
     """
     frames: list[types.TracebackType] = []
     while traceback is not None:
@@ -166,6 +191,6 @@ def without_our_frames(
     kept = None
     for at, (frame, file) in reversed([*enumerate(zip(frames, files, strict=True))]):
         if not is_ours(file) or (raised_here and not whole and at > last):
-            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # an interrupt may come at no line
+            line = frame.tb_lineno or frame.tb_frame.f_code.co_firstlineno  # None for an interrupt between two lines
             kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, line)
     return kept

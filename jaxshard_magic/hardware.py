@@ -1,4 +1,4 @@
-"""Chips: peak FLOP/s, memory, links and networks as published, one row a chip in `hardware.toml`."""
+"""Chips: published peak FLOP/s, memory, links and networks, from `hardware.toml`."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,22 +7,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from .errors import ShardError, none_of
+from .errors import ShardError, unknown_name
 
 GIB = 2**30
-# Of a GPU's memory, for programs: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+# Share of a GPU's memory that JAX gives to programs: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 DEFAULT_SHARE = 0.75
-RATES = {
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "float32": "f32",
-    "float64": "f64",
-    "int8": "int8",
-    "uint8": "int8",
-}
+# NumPy's name of a dtype -> key in `Chip.flops`.
+RATES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "int8", "uint8": "int8"}
 
 
-# Figures of a chip that stand in its row as they are here.
+# Fields of `Chip` that have the same name and form in a row of hardware.toml.
 _AS_WRITTEN = (
     "name",
     "kind",
@@ -39,11 +33,15 @@ _AS_WRITTEN = (
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the devices of one node or slice: so many `links` a chip, each with a `bandwidth` in bytes/s
-    one way, None where none is published.
+    """Connection of the devices of one node or slice.
 
-    `topology`: "torus2d", "torus3d", "switch", "cube" or "pcie". `wrap`: the size at which a dimension of a
-    torus closes into a ring. `inside`: bytes/s one way between the devices of one chip.
+    Attributes:
+        name: Name such as "ICI" or "NVLink 4".
+        topology: "torus2d", "torus3d", "switch", "cube" or "pcie".
+        links: Links per chip.
+        bandwidth: Bytes/s of one link, one way; None if none is published.
+        wrap: Size at which a dimension of a torus closes into a ring.
+        inside: Bytes/s one way between the devices of one chip.
     """
 
     name: str
@@ -56,7 +54,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """What joins nodes or slices; `bandwidth` is what one device sends, in bytes/s."""
+    """Connection of nodes or slices.
+
+    Attributes:
+        name: Name of the network.
+        bandwidth: Bytes/s that one device sends.
+    """
 
     name: str
     bandwidth: float
@@ -64,15 +67,28 @@ class Network:
 
 @dataclass(frozen=True)
 class Chip:
-    """A kind of accelerator; every figure is per device as JAX counts devices, `per_chip` of them to a chip.
+    """Kind of accelerator. Figures are per device as JAX counts devices, `per_chip` of them to a chip.
 
-    `kind`: "tpu" or "gpu". `flops`: FLOP/s of a dense matmul by type, see `peak`. `hbm`, `usable`: bytes of
-    memory, and what of them a program gets: of a TPU what the compiler leaves, of a GPU the share that jax takes by
-    default of what the driver shows, `visible`. `hbm_bandwidth`: bytes/s. `node`: the most devices that `link`
-    joins, those of a node of GPUs or of the largest slice of TPUs. `source`: the pages the figures are from.
-    `compiler`: what XLA asks of a GPU to compile for it, None for a TPU. `slices`: those that are offered, in chips per
-    dimension; `marketed`: what stands before the number in their names, which counts `cores` to a chip. `whole_above`:
-    on slices of more chips a program is for all devices or for one; None: for any part of them.
+    Attributes:
+        key: Short name, such as "v5e".
+        name: Full name.
+        aliases: Other names, among them JAX's `device_kind`.
+        kind: "tpu" or "gpu".
+        flops: FLOP/s of a dense matmul by type; see `peak`.
+        hbm: Bytes of memory.
+        usable: Bytes that a program gets: on a TPU what the compiler leaves, on a GPU JAX's default share of `visible`.
+        hbm_bandwidth: Bytes/s of memory.
+        node: Most devices that `link` joins: in a node of GPUs, or in the largest slice of TPUs.
+        link: Connection inside a node or slice.
+        network: Connection between nodes or slices; None if none is published.
+        source: Pages with the figures.
+        per_chip: Devices per chip.
+        visible: Bytes of a GPU's memory that the driver shows.
+        compiler: Properties that XLA needs to compile for a GPU; None for a TPU.
+        slices: Slices on offer, in chips per dimension.
+        cores: Cores per chip, as counted by the number in the vendor's names of slices.
+        marketed: Text before the number in the vendor's names.
+        whole_above: On slices of more chips, a program is for all devices or for one; None: for any part of them.
     """
 
     key: str
@@ -96,10 +112,13 @@ class Chip:
     whole_above: int | None = None
 
     def peak(self, dtype: str) -> float | None:
-        """FLOP/s of a matmul on arrays of `dtype`, as numpy names it; None where none is published.
+        """Return the peak FLOP/s of a matmul (integers: operations/s); None if none is published.
 
-        float32 is counted as JAX computes it at its default precision: in bfloat16 on TPU, in tensorfloat32 on a
-        GPU that has it, else in float32 (`jax.lax.Precision.DEFAULT`). Integers: operations/s.
+        float32 has the rate of JAX's default precision: bfloat16 on TPU, tensorfloat32 on a GPU that has it, else
+        float32 (`jax.lax.Precision.DEFAULT`).
+
+        Args:
+            dtype: dtype of the arrays by numpy's name.
 
         >>> chip("v5e").peak("float32") == chip("v5e").peak("bfloat16") == 197e12
         True
@@ -113,13 +132,13 @@ class Chip:
 
 @cache
 def chips() -> dict[str, Chip]:
-    """All known chips, by their short names."""
+    """Return all known chips by their short names."""
     return {key: _chip(key, row) for key, row in _table()["chips"].items()}
 
 
 @cache
 def interconnects() -> dict[str, float]:
-    """Kinds of links and networks: the bytes/s that one device sends in one direction.
+    """Return the bytes/s that one device sends in one direction, by kind of link or network.
 
     >>> interconnects()["NVLink 4"]
     450000000000.0
@@ -128,18 +147,16 @@ def interconnects() -> dict[str, float]:
 
 
 def chip(name: str) -> Chip:
-    """The chip with this name, in any case: "v5e", "h100", "a100-80", "TPU v5 lite". Raises `ShardError` for a
-    name that no chip has."""
+    """Return the chip of a name, in any case: "v5e", "h100", "a100-80", "TPU v5 lite". Raises ShardError for other
+    names."""
     named = chip_of(name)
     if named is None:
-        raise ShardError(
-            none_of(f"'{name}' names no known chip", _word(name), _by_word(), "%mesh --list has all")
-        )
+        raise ShardError(unknown_name(f"'{name}' names no known chip", _word(name), _by_word(), "%mesh --list has all"))
     return named
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX's `Device.device_kind` names; None for one that is not in the table.
+    """Return the chip of JAX's `Device.device_kind`; None if it is not in the table.
 
     >>> chip_of("NVIDIA H100 80GB HBM3").key
     'h100'

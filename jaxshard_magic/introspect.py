@@ -1,8 +1,8 @@
-"""Look into a user's objects without running their code.
+"""Access to a user's objects without running their code.
 
-A notebook holds lazy proxies, remote handles and objects that work inside of their own context alone: their
+Notebooks contain lazy proxies, remote handles and objects that only work inside of their own context. Their
 `__getattr__`, properties and comparisons may raise anything, import a package, or wait for a server. Plain JAX never
-asks them for odd attributes, so neither does this package.
+asks them for unusual attributes, so neither does this package.
 """
 
 import functools
@@ -12,29 +12,34 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _ABSENT = object()
-_IN_C = types.WrapperDescriptorType  # what the `__get__` of a class is that isn't written in Python
+_IN_C = types.WrapperDescriptorType  # type of `__get__` in descriptor classes written in C
 
 
 def static_attribute(obj: Any, name: str, default: Any = None) -> Any:
-    """Return what `obj` has under a name, as `getattr` does, but for what its own code would give.
+    """Return an attribute as `getattr` does, without running the object's own code.
 
-    `default` stands for what only `__getattr__`, `__getattribute__`, a property or another descriptor written in Python
-    would tell.
+    Args:
+        obj: The object.
+        name: Name of the attribute.
+        default: Returned for a missing attribute, or one that only `__getattr__`, `__getattribute__`, a property or
+            another descriptor written in Python would give.
     """
     try:
         found = inspect.getattr_static(obj, name)
     except AttributeError:
         return default
     getter = getattr(type(found), "__get__", None)
+    # Python calls `__get__` on attributes of the class only, not on those of the object itself.
     if getter is None or (not isinstance(obj, type) and own_dict(obj).get(name, _ABSENT) is found):
         return found
+    # A property is written in C, but calls a function of the user.
     if type(getter) is not _IN_C or isinstance(found, property):
         return found if isinstance(obj, type) else default
     return _read(found, obj, default)
 
 
 def own_dict(obj: Any) -> Mapping[str, Any]:
-    """Return the `__dict__` of an object itself, empty where it has none."""
+    """Return the `__dict__` of an object itself, empty without one."""
     try:
         return object.__getattribute__(obj, "__dict__")
     except AttributeError:
@@ -42,27 +47,32 @@ def own_dict(obj: Any) -> Mapping[str, Any]:
 
 
 def own_attributes(obj: Any) -> dict[str, Any]:
-    """Return the attributes that an object itself holds, in its `__dict__` and in slots that are set."""
+    """Return the attributes stored in an object itself: those of its `__dict__` and of slots that are set."""
     found = {name: value for name, slot in slots(obj) if (value := _read(slot, obj, _ABSENT)) is not _ABSENT}
     return {**found, **own_dict(obj)}
 
 
 def slots(obj: Any) -> Iterator[tuple[str, Any]]:
-    """The slots that an object's classes declare, each with its name and its descriptor."""
+    """Yield the slots declared by an object's classes, as name and descriptor."""
     for base in type(obj).__mro__:
         if "__slots__" in vars(base):
             yield from ((k, v) for k, v in vars(base).items() if isinstance(v, types.MemberDescriptorType))
 
 
 def is_a(obj: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Return whether an object is of one of these classes, told by its type alone: `isinstance` asks `__class__`, too,
-    which proxies forward to what they stand for."""
+    """Return whether an object's type is a subclass of `kinds`."""
+    # `isinstance` also asks `__class__`, which proxies forward to the object that they stand for.
     return issubclass(type(obj), kinds)
 
 
-def named_as(obj: Any, function: Any) -> None:
-    """Give an object the name, the documentation and the attributes of a function, of a jit of one, or of what a method
-    calls. Objects with a `__call__` of their own keep theirs."""
+def copy_metadata(obj: Any, function: Any) -> None:
+    """Copy name, documentation and attributes of a function to an object.
+
+    Args:
+        obj: The object.
+        function: A function, a jit of one, or a method. Of objects with a `__call__` of their own the attributes are
+            not copied.
+    """
     named = static_attribute(function, "__func__", function)
     if is_a(named, types.FunctionType) or static_attribute(named, "__wrapped__") is not None:
         vars(obj).update(own_dict(named))
@@ -72,20 +82,20 @@ def named_as(obj: Any, function: Any) -> None:
 
 
 def is_iterator(obj: Any) -> bool:
-    """Return whether `next` takes something from an object; Python asks its class alone, too."""
+    """Return whether `next` works on an object. Like Python, this asks only the class."""
     return hasattr(type(obj), "__next__")
 
 
 def is_method(obj: Any) -> bool:
-    """Return whether a callable, wrapped or not, brings the object that it is called on."""
+    """Return whether a callable, wrapped or not, is bound to an object."""
     return static_attribute(obj, "__self__", _ABSENT) is not _ABSENT
 
 
-def shown(obj: Any) -> str:
-    """Return the `repr` of an object, or its type's name where that raises."""
+def safe_repr(obj: Any) -> str:
+    """Return the `repr` of an object, or the name of its type where `repr` raises."""
     try:
         return repr(obj)
-    except Exception:  # whatever a class of the user's does there
+    except Exception:  # the user's `__repr__` may raise anything
         return f"<{type(obj).__name__}>"
 
 

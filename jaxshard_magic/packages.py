@@ -1,4 +1,4 @@
-"""Which packages are installed, what the installed jax asks of those that go with it, and what installs more."""
+"""Versions of installed packages, requirements of the installed jax, and commands that install more."""
 
 import json
 import re
@@ -16,14 +16,7 @@ from .errors import ShardError
 
 OURS = "jaxshard_magic"
 
-ALIKE = (
-    OURS,
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "numpy",
-)  # what processes that run one program together share
+ALIKE = (OURS, "jax", "jaxlib", "flax", "optax", "numpy")  # of equal versions on all hosts of a program
 NEEDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ipython", "ipywidgets", "anywidget", "plotly")
 TPU = ("libtpu",)
 CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -33,24 +26,23 @@ _CLAUSE = re.compile(r"\s*(==|>=|<=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
 
 
 def installed() -> dict[str, str | None]:
-    """The versions of the packages that matter, None for those that are missing."""
+    """Return the versions of relevant packages, None for missing ones."""
     return {name: _version(name) for name in (*NEEDED, *TPU, *CUDA)}
 
 
-def running() -> dict[str, str]:
-    """The versions of Python and of those packages that all hosts of one program should have alike, without those that
-    are missing."""
+def program_versions() -> dict[str, str]:
+    """Return the versions of Python and of packages that all hosts of one program must share, without missing ones."""
     return {"python": python_version()} | versions(ALIKE)
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of packages, without those that are missing."""
+    """Return the versions of packages, without missing ones."""
     found = {name: _version(name) for name in names}
     return {name: each for name, each in found.items() if each is not None}
 
 
-def companions() -> dict[str, str]:
-    """What the installed jax asks of jaxlib and of its plugins: `{"libtpu": "==0.0.50.*"}`."""
+def jax_requirements() -> dict[str, str]:
+    """Return the installed jax's requirements on jaxlib and its plugins: `{"libtpu": "==0.0.50.*"}`."""
     try:
         lines = requires("jax") or []
     except PackageNotFoundError:
@@ -62,15 +54,20 @@ def companions() -> dict[str, str]:
     return required
 
 
-def fits(given: str, clauses: str) -> bool:
-    """Is the version `given` one that a requirement allows? A clause of another kind than jax writes allows all.
+def satisfies(given: str, clauses: str) -> bool:
+    """Return whether a version meets a requirement. Clauses of a kind that jax doesn't write allow every version.
 
-    >>> fits("0.0.50.1", "==0.0.50.*"), fits("0.11.2", "<=0.12.0.1,>=0.11.2"), fits("0.10.2", ">=0.11.2")
+    Args:
+        given: The version.
+        clauses: The requirement's clauses, separated by commas.
+
+    >>> satisfies("0.0.50.1", "==0.0.50.*"), satisfies("0.11.2", "<=0.12.0.1,>=0.11.2"), satisfies("0.10.2", ">=0.11.2")
     (True, True, False)
     """
     mine = numbers(given)
     for sign, wanted, star in (m.groups() for m in map(_CLAUSE.fullmatch, clauses.split(",")) if m):
         theirs = numbers(wanted)
+        # Missing numbers are 0: 1.2 equals 1.2.0.
         pairs = zip_longest(mine[: len(theirs)] if star else mine, theirs, fillvalue=0)
         order = next(((a > b) - (a < b) for a, b in pairs if a != b), 0)
         if order not in {"==": (0,), ">=": (0, 1), "<=": (0, -1), ">": (1,), "<": (-1,)}[sign]:
@@ -78,26 +75,26 @@ def fits(given: str, clauses: str) -> bool:
     return True
 
 
-def install(extra: str = "", *more: str) -> str:
-    """The line that installs this package as it was installed here, with an extra, and what is to go with it.
+def install_command(extra: str = "", *more: str) -> str:
+    """Return the command that installs this package as it was installed here, with an extra and further requirements.
 
-    Of a checkout that is its folder, of a wheel or a repository its address, else the package's name alone: pip wrote
-    down which (`direct_url.json`, PEP 610).
+    A checkout is installed from its folder, a wheel or a repository from its address, else the package by its name: pip
+    records the source in `direct_url.json` (PEP 610).
 
     Args:
-        extra: one of the package's own: "tpu", "cuda-aot", "demo"; "" for none.
-        more: other requirements, such as "jax==0.10.2", which pip then takes together with it.
+        extra: Extra of the package: "tpu", "cuda-aot", "demo"; "" for none.
+        more: Further requirements, such as "jax==0.10.2", which pip then resolves together with it.
     """
     return " ".join(["pip install", *_ours(f"[{extra}]" if extra else ""), *(f'"{each}"' for each in more)])
 
 
-def upgrade() -> str:
-    """What brings a newer version of this package, as it was installed here."""
+def upgrade_command() -> str:
+    """Return the command that brings a newer version of this package, as it was installed here."""
     editable, folder = _checkout()
     if folder is None:
         return f"pip install --upgrade {' '.join(_ours(''))}"
     pull = f"git -C {quote(str(folder))} pull"
-    return pull if editable else f"{pull} && {install()}"
+    return pull if editable else f"{pull} && {install_command()}"
 
 
 def _ours(extra: str) -> list[str]:
@@ -114,8 +111,9 @@ def _ours(extra: str) -> list[str]:
 
 
 def _checkout() -> tuple[bool, Path | None]:
-    """Whether the checkout's changes count at once, and its folder; None where there is none, or no longer."""
-    from urllib.request import url2pathname  # it brings in all of Python's HTTP
+    """Return whether the package is an editable checkout, and the checkout's folder; None without one, or if it is
+    gone."""
+    from urllib.request import url2pathname  # imported here: it loads all of Python's HTTP modules
 
     origin = _origin()
     if "dir_info" not in origin:
@@ -126,7 +124,7 @@ def _checkout() -> tuple[bool, Path | None]:
 
 
 def _origin() -> dict[str, Any]:
-    """Where pip had the package from; empty where that was an index, or nobody wrote it down."""
+    """Return pip's record of the package's source; empty for an index, or without a record."""
     try:
         text = distribution(OURS).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -142,13 +140,21 @@ def _version(name: str) -> str | None:
 
 
 def numbers(text: str) -> list[int]:
-    """`0.10.2.dev7+cuda` as [0, 10, 2]."""
+    """Return a version's numbers: `0.10.2.dev7+cuda` as [0, 10, 2]."""
     version = re.match(r"\d+(\.\d+)*", text)
     return [int(n) for n in version[0].split(".")] if version else []
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Any:
-    """The rows as a pandas DataFrame of these columns. Raises ShardError where pandas is not installed."""
+    """Return rows as a pandas DataFrame.
+
+    Args:
+        rows: Values by column, for each row.
+        columns: Columns of the frame, in order.
+
+    Raises:
+        ShardError: pandas is not installed.
+    """
     try:
         pandas = import_module("pandas")
     except ImportError:

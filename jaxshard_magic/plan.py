@@ -1,4 +1,4 @@
-"""`Plan`: where every array of a step goes, and why. Frozen; made by `strategies`, carried out by `step`."""
+"""`Plan`: the sharding of every array of a step, and the reason. Frozen; made by `strategies`, run by `step`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,31 +9,49 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from .program.flops import Work
-    from .program.routing import Route
+    from .program.routing import RoutedLayer
     from .program.trace import Traced
 
-WHOLE = "a copy on every device"  # why a leaf lies where it does, where nothing divides it
+REPLICATED = "a copy on every device"  # `LeafPlan.reason` of a leaf that nothing shards
 
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """One input of the step. `wanted`: mesh axes that the strategy could not shard it over; `lost`: the bytes
-    per device that this costs. `memory`: its memory kind, None on the devices."""
+    """Planned sharding of an input of the step.
+
+    Attributes:
+        path: Name.
+        role: Role, as in `program/roles.py`.
+        shape: Global shape.
+        dtype: Data type.
+        spec: PartitionSpec.
+        reason: Reason for the sharding, in words.
+        unsharded_axes: Mesh axes over which the strategy could not shard the input.
+        replicated_bytes: Bytes per device that this costs.
+        memory: Memory kind; None in device memory.
+    """
 
     path: str
     role: str
     shape: tuple[int, ...]
     dtype: Any
     spec: PartitionSpec
-    why: str
-    wanted: tuple[str, ...] = ()
-    lost: int = 0
+    reason: str
+    unsharded_axes: tuple[str, ...] = ()
+    replicated_bytes: int = 0
     memory: str | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the user should know: `level` is info, warning or error; `fix` a text to paste."""
+    """Message that the user should see.
+
+    Attributes:
+        code: Name of the finding.
+        level: "info", "warning" or "error".
+        message: Text.
+        fix: Text to paste; None without.
+    """
 
     code: str
     level: str
@@ -42,12 +60,20 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one device does of one product in a step, loop trips multiplied in: FLOPs, and bytes read and written.
-    `recomputed`: done a second time for the backward pass. `exact`: False where a loop's trips are not known.
-    `weights`: of the bytes those that are the same however few examples there are. `dims`: rows, columns and what is
-    summed over, of one of the matrices that it multiplies; None where a product is no such thing. `passes`: how often a
-    TPU multiplies for it, whose units know no more than bfloat16."""
+class DeviceWork:
+    """Work of a single device for a product in a step, loop trips multiplied in.
+
+    Attributes:
+        flops: FLOPs.
+        bytes: Bytes read and written.
+        dtype: Data type.
+        recomputed: Done a second time, for the backward pass.
+        exact: False for a loop of unknown length.
+        weights: Those of `bytes` that do not grow with the number of examples.
+        matrix_dims: Rows, columns and contracted size of one of the multiplied matrices; None if the product is not
+            made of matrices.
+        passes: Passes of a TPU's matrix unit per product: these units multiply bfloat16 at most.
+    """
 
     flops: int
     bytes: int
@@ -55,56 +81,76 @@ class Share:
     recomputed: bool = False
     exact: bool = True
     weights: int = 0
-    dims: tuple[int, int, int] | None = None
+    matrix_dims: tuple[int, int, int] | None = None
     passes: int = 1
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
-    are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
-    in. The devices of a part of an axis are `apart` places along it from each to the next. `equation`: the index of the
-    equation that needs it, and `value`: what moves, where that is an array or a part of one; each None where it is
-    not known."""
+class PlannedCollective:
+    """Collective that a plan needs, known before anything is compiled.
+
+    Attributes:
+        kind: Kind of collective, such as "reduce-scatter".
+        axes: Mesh axes.
+        group_size: Devices along these axes.
+        bytes: Bytes on a device of the gathered (or not yet reduced) array.
+        count: Runs per step, loop trips multiplied in.
+        stride: Distance along an axis between neighbours in a group, for groups over part of an axis.
+        equation: Index of the equation that needs it; None if unknown.
+        value: Array that moves, in full or in part; None if unknown.
+    """
 
     kind: str
     axes: tuple[str, ...]
     group_size: int
     bytes: int
     count: int
-    apart: int = 1
+    stride: int = 1
     equation: int | None = field(default=None, compare=False)
     value: int | None = field(default=None, compare=False)
 
     @property
     def exact(self) -> bool:
-        """Whether `count` is certain: loops of unknown length count once, as in all of a plan's figures."""
+        """True for every plan, even where it guesses: a loop of unknown length is counted as one trip."""
         return True
 
     @property
     def network(self) -> int | None:
-        """Bytes that leave an island of the mesh: not told of a plan."""
+        """Bytes that leave an island of the mesh; None, since a plan does not know."""
         return None
 
 
 @dataclass(frozen=True)
 class DividedExperts:
-    """`number` experts divided over `axes`. `work`: what an expert multiplies: the rows in its "places", the rows that
-    were "sorted" to it, or "all" tokens. `routes`: the layers that choose among them."""
+    """Experts divided over mesh axes.
 
-    number: int
+    Attributes:
+        expert_count: Number of experts.
+        axes: Mesh axes.
+        work: Rows multiplied by an expert: "places" (its capacity), "sorted" (the rows sorted to it) or "all" tokens.
+        layers: Layers that choose among the experts.
+    """
+
+    expert_count: int
     axes: tuple[str, ...]
     work: str
-    routes: "tuple[Route, ...]" = ()
+    layers: "tuple[RoutedLayer, ...]" = ()
 
 
 @dataclass(frozen=True)
-class RingOf:
-    """Attention as a ring, forward and backward. `turns`: the keys of how many devices each meets, with its own;
-    `count`: how often in a step. `bytes`: of keys and values that a device holds, and sends in a turn; `gradients`: of
-    their gradients, which follow them in the backward pass, as often, None without one. `zigzag`: the positions of a
-    device are two parts, from the beginning and from the end. `file` and `line`: of the attention, as Python knows
-    them."""
+class PlannedRing:
+    """Attention computed as a ring, forward and backward.
+
+    Attributes:
+        positions: Sequence length.
+        turns: Number of devices whose keys each device meets, its own included.
+        count: Runs per step.
+        bytes: Bytes of keys and values that a device holds, and sends in a turn.
+        gradients: Bytes of their gradients, sent as often in the backward pass; None without one.
+        zigzag: A device has two parts of the positions, from the beginning and from the end.
+        file: File of the attention, as Python knows it.
+        line: Line of the attention.
+    """
 
     positions: int
     turns: int
@@ -118,28 +164,49 @@ class RingOf:
 
 @dataclass(frozen=True)
 class DividedPositions:
-    """`number` positions divided over `axes`; `rings`: the attentions over them that are rings."""
+    """Sequence positions divided over mesh axes.
 
-    number: int
+    Attributes:
+        position_count: Number of positions.
+        axes: Mesh axes.
+        rings: Ring attentions over these positions.
+    """
+
+    position_count: int
     axes: tuple[str, ...]
-    rings: tuple[RingOf, ...] = ()
+    rings: tuple[PlannedRing, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one: `traced` where
-    that is not the step as it was given, but rewritten.
+    """Sharding of a step.
 
-    `in_specs` and `out_specs` follow the order of the trace's inputs and outputs, and so do `in_memory` and
-    `out_memory`, the memory kinds of those that lie on the host, none where all are on devices; `state_pairs`
-    says which output is the next value of which input, `loss` which one is the loss, or has it as its last
-    element. `batch_axes` are the mesh axes that the examples are divided over, `idle_axes` those along which all
-    devices do the same work, `jobs` those of each part of the strategy. `examples` is the size of the batch.
-    `work` is all that the step multiplies, `shares` what one device does of it, None where the compiler decides.
-    `unseen` names primitives that may do more. `attention`: how attention gets at positions that other devices
-    hold ("gather", "heads", "ring"), None where none are divided. `largest_weight`: bytes of the largest weight
-    that an operation reads, None where it is not known. `experts` and `positions`: those that are divided, of
-    each number of them.
+    Attributes:
+        mesh: Mesh.
+        strategy: Name of the strategy.
+        in_specs: PartitionSpec of each input of the trace.
+        out_specs: PartitionSpec of each output of the trace.
+        leaves: Plan of each input of the step.
+        run: `run(*arrays)` returns a list of arrays: the step with its sharding constraints, and the same numbers as
+            the traced step.
+        state_pairs: Output to input, for each output that is the next value of an input.
+        loss: Output that is the loss, or has it as its last element; None without.
+        batch_axes: Mesh axes that the examples are divided over.
+        idle_axes: Mesh axes along which all devices do the same work.
+        findings: Messages for the user.
+        axes_by_strategy: Mesh axes of each part of the strategy.
+        examples: Batch size; None if unknown.
+        work: All products of the step.
+        shares: Work of a single device; None if the compiler decides.
+        uncounted_primitives: Names of primitives that may do further work.
+        traced: Rewritten step that `run` follows; None for the step as given.
+        largest_weight: Bytes of the largest weight that an equation reads; None if unknown.
+        attention: How attention reads positions on other devices: "gather", "heads" or "ring". None if none are
+            divided.
+        experts: Divided experts, an entry per number of experts.
+        positions: Divided positions, an entry per number of positions.
+        in_memory: Memory kind of each input; empty if all are in device memory.
+        out_memory: Memory kind of each output; empty if all are in device memory.
     """
 
     mesh: Mesh
@@ -153,11 +220,11 @@ class Plan:
     batch_axes: tuple[str, ...] = ()
     idle_axes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    axes_by_strategy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     examples: int | None = None
     work: "tuple[Work, ...]" = ()
-    shares: tuple[Share, ...] | None = None
-    unseen: tuple[str, ...] = ()
+    shares: tuple[DeviceWork, ...] | None = None
+    uncounted_primitives: tuple[str, ...] = ()
     traced: "Traced | None" = None
     largest_weight: int | None = None
     attention: str | None = None
@@ -168,12 +235,12 @@ class Plan:
 
     @property
     def in_shardings(self) -> list[NamedSharding]:
-        """Where the trace's inputs lie."""
+        """Shardings of the trace's inputs."""
         return self._shardings(self.in_specs, self.in_memory)
 
     @property
     def out_shardings(self) -> list[NamedSharding]:
-        """Where its outputs lie."""
+        """Shardings of the trace's outputs."""
         return self._shardings(self.out_specs, self.out_memory)
 
     def _shardings(self, specs: Sequence[PartitionSpec], kinds: Sequence[str | None]) -> list[NamedSharding]:
@@ -181,6 +248,6 @@ class Plan:
         return [NamedSharding(self.mesh, spec, memory_kind=kind) for spec, kind in pairs]
 
     @property
-    def shards(self) -> int:
-        """In how many parts the batch is divided over devices."""
+    def batch_shards(self) -> int:
+        """Number of shards of the batch."""
         return prod(self.mesh.shape[axis] for axis in self.batch_axes)

@@ -1,9 +1,9 @@
-"""Simulated CPU devices: how many there are, and more of them in a live kernel, with the user's arrays.
+"""Simulated CPU devices, and more of them in a live kernel without loss of the user's arrays.
 
-A restarted CPU backend has new devices. Arrays of the old ones stay readable, but sharded and committed ones
-cannot be mixed with new ones, and every use of the others copies them whole. So all arrays that can be
-reached from the user's namespaces are replaced: dicts, lists, objects (NNX, Equinox, dataclasses) and
-closures are changed in place, tuples are made anew.
+A restarted CPU backend has new devices. Arrays on the old devices remain readable, but sharded or committed ones can't
+be combined with arrays on new devices, and other arrays are copied in full at every use. Therefore all arrays reachable
+from the user's namespaces are replaced: dicts, lists, objects (NNX, Equinox, dataclasses) and closures are changed in
+place, tuples are rebuilt.
 """
 
 import functools
@@ -27,11 +27,11 @@ from jax._src import xla_bridge
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .errors import ShardError, whole_number
+from .errors import ShardError, parse_count
 from .introspect import is_a
-from .temporary import done_whole
+from .temporary import run_uninterrupted
 
-MAX_DEVICES = 512  # made in 0.3 s; 4096 take seconds and 14,000 threads
+MAX_DEVICES = 512  # start in 0.3 s; 4096 take seconds and 14,000 threads
 _THREADS = 32  # with fewer, programs can starve each other, and XLA aborts the process after 40 s
 
 Namespaces = Iterable[MutableMapping[str, Any]]
@@ -39,9 +39,13 @@ Namespaces = Iterable[MutableMapping[str, Any]]
 
 @dataclass(frozen=True)
 class Machine:
-    """What JAX runs on: the default platform and its devices (all processes), and the CPU devices beside it.
+    """Default platform of JAX, and the CPU devices beside it.
 
-    `platform` and `cpu` are None as long as no backend has started; `cpu` is 0 where JAX has no CPU backend.
+    Attributes:
+        platform: Default platform; None until a backend has started.
+        devices: Number of its devices, on all processes.
+        cpu: Number of CPU devices; None until a backend has started, 0 if JAX has no CPU backend.
+        processes: Number of processes.
     """
 
     platform: str | None
@@ -51,21 +55,21 @@ class Machine:
 
 
 def machine() -> Machine:
-    """The machine as it is now; starts no backend."""
+    """Return the machine in its present state, without starting a backend."""
     if not xla_bridge.backends_are_initialized():
         return Machine(None, 0, None)
     return Machine(jax.default_backend(), jax.device_count(), len(_cpus()), jax.process_count())
 
 
-def setting(name: str) -> Any:
-    """The value of one of JAX's settings."""
+def config_value(name: str) -> Any:
+    """Return the value of an option of `jax.config`."""
     return getattr(jax.config, name)
 
 
 def cpu_devices() -> list[Any]:
-    """The CPU devices of all processes. Raises `ShardError` where JAX was told to have no CPU backend."""
+    """Return the CPU devices of all processes. Raises ShardError if JAX is configured without a CPU backend."""
     if not (devices := _cpus()):
-        allowed = os.environ.get("JAX_PLATFORMS") or setting("jax_platforms")
+        allowed = os.environ.get("JAX_PLATFORMS") or config_value("jax_platforms")
         raise ShardError(
             f"no CPU devices to simulate: JAX is limited to the platforms '{allowed}'. "
             f"Restart the kernel with JAX_PLATFORMS={allowed},cpu",
@@ -74,36 +78,43 @@ def cpu_devices() -> list[Any]:
     return devices
 
 
-def expect(count: int) -> None:
-    """Let the CPU backend have `count` devices when it starts, unless the user has set a number."""
+def set_default_count(count: int) -> None:
+    """Set the number of devices for the start of the CPU backend, unless the user has set a number."""
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not told and setting("jax_num_cpu_devices") < 0:
+    if not told and config_value("jax_num_cpu_devices") < 0:
         _configure(count)
 
 
 def start(count: int) -> None:
-    """Have `count` CPU devices; clears a backend that runs, so that all arrays on it must have been moved."""
+    """Set the number of CPU devices. A running backend is cleared, so all its arrays must have been copied before."""
     if xla_bridge.backends_are_initialized():
         clear_backends()
     _configure(count)
 
 
-def restart(
-    count: int, namespaces: Namespaces, make_mesh: Callable[[], Mesh]
-) -> tuple[Mesh, tuple[str, ...]]:
-    """Restart the CPU backend with `count` devices and move what the namespaces hold; the mesh, and notes.
+def restart(count: int, namespaces: Namespaces, make_mesh: Callable[[], Mesh]) -> tuple[Mesh, tuple[str, ...]]:
+    """Restart the CPU backend with another number of devices and move the arrays in the user's namespaces.
 
-    All arrays are read before anything is changed: when that fails, nothing has changed. An array keeps its
-    PartitionSpec where the new mesh has its axes and they divide it, or the device it was committed to.
+    An array keeps its PartitionSpec if the new mesh has the axes and they divide the array, or else the device to which
+    it was committed. All arrays are read before anything is changed: an error there leaves everything as it was.
+
+    Args:
+        count: Number of devices.
+        namespaces: Dicts to search for arrays.
+        make_mesh: Called after the restart; makes the new mesh.
+
+    Returns:
+        The mesh, and notes for the user.
     """
     spaces = list(namespaces)
     parked = _park(spaces)
     outside = _sharded_elsewhere(parked)
     notes = [f"{name}: still on the old devices; make it again" for name in _meshes_and_shardings(spaces)]
 
-    default_device = setting("jax_default_device")
+    default_device = config_value("jax_default_device")
 
     def moved() -> tuple[Mesh, dict[int, jax.Array]]:
+        """Restart and replace the arrays."""
         start(count)
         mesh = make_mesh()
         if isinstance(default_device, jax.Device):
@@ -112,13 +123,14 @@ def restart(
         _each_array(spaces, lambda x: placed.get(id(x), x))
         return mesh, placed
 
-    mesh, placed = done_whole(moved)  # an interrupt in the middle would leave arrays behind
+    mesh, placed = run_uninterrupted(moved)  # an interrupt halfway would leave arrays on the old devices
     if not jax.sharding.get_mesh().empty:
         jax.set_mesh(mesh)
         notes.append("jax.set_mesh: now this mesh")
     if parked:
         notes.insert(0, _moved(parked, placed))
     parked.clear()
+    # Old arrays in reference cycles would be counted as still in use.
     gc.collect()
     if left := sum(x() is not None for x in outside):
         notes.append(
@@ -129,6 +141,7 @@ def restart(
 
 
 def _cpus() -> list[Any]:
+    """Return the CPU devices, or none."""
     try:
         return jax.devices("cpu")
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -136,7 +149,9 @@ def _cpus() -> list[Any]:
 
 
 def _configure(count: int) -> None:
-    given = whole_number(os.environ.get("NPROC", "")) or 0
+    """Set the number of devices and enough threads for them."""
+    # XLA for the CPU takes its number of threads from NPROC.
+    given = parse_count(os.environ.get("NPROC", "")) or 0
     os.environ["NPROC"] = str(max(_THREADS, count, given))
     jax.config.update("jax_num_cpu_devices", count)
 
@@ -145,7 +160,8 @@ def _arrays(n: int) -> str:
     return "array" if n == 1 else "arrays"
 
 
-def _moved(parked: "list[_Parked]", placed: Mapping[int, jax.Array]) -> str:
+def _moved(parked: "list[_HostCopy]", placed: Mapping[int, jax.Array]) -> str:
+    """Describe the arrays that were moved."""
     sharded = [p for p in parked if p.committed and not isinstance(p.array.sharding, SingleDeviceSharding)]
     lost = sum(not isinstance(placed[id(p.array)].sharding, NamedSharding) for p in sharded)
     text = f"moved {len(parked)} {_arrays(len(parked))} to the new devices"
@@ -154,25 +170,32 @@ def _moved(parked: "list[_Parked]", placed: Mapping[int, jax.Array]) -> str:
     return text
 
 
-# What becomes of one array
+# Moving one array
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 
 
 @dataclass(frozen=True)
-class _Parked:
-    """An array with its values on the host: what must be known before its backend goes."""
+class _HostCopy:
+    """Array with a copy of its values on the host, made before its backend is cleared.
+
+    Attributes:
+        array: Array on the old backend.
+        values: Values; key data of typed keys.
+        committed: Whether the array is committed to devices.
+    """
 
     array: jax.Array
     values: np.ndarray
     committed: bool
 
     @classmethod
-    def of(cls, x: jax.Array) -> "_Parked":
+    def of(cls, x: jax.Array) -> "_HostCopy":
+        """Copy an array to the host. Raises ShardError if it can't be read."""
         bits = jax.random.key_data(x) if _is_key(x) else x
         try:
             return cls(x, np.asarray(bits), bits.committed)
-        except jax.errors.JaxRuntimeError as error:  # what should have computed it failed
+        except jax.errors.JaxRuntimeError as error:  # the program that computes it failed
             reason = str(error).partition("\n")[0]
             raise ShardError(
                 f"an array, {x.aval.str_short()}, cannot be read, so nothing was moved ({reason}). "
@@ -180,9 +203,10 @@ class _Parked:
             ) from error
 
     def placed(self, mesh: Mesh) -> jax.Array:
+        """Return the array on the new backend."""
         old = self.array
-        sharding = target(old.sharding, old.shape, mesh) if self.committed else None
-        with jax.enable_x64(self.values.dtype.name in _WIDE):  # else they come back as 32-bit ones
+        sharding = new_sharding(old.sharding, old.shape, mesh) if self.committed else None
+        with jax.enable_x64(self.values.dtype.name in _WIDE):  # without x64, 64-bit values become 32-bit ones
             if _is_key(old):
                 new = jax.random.wrap_key_data(jax.device_put(self.values), impl=jax.random.key_impl(old))
             elif old.weak_type:  # NumPy has no weak types, so the array itself is copied
@@ -193,8 +217,14 @@ class _Parked:
             return jax.device_put(new) if sharding is None else jax.device_put(new, sharding)
 
 
-def target(old: Sharding, shape: tuple[int, ...], mesh: Mesh) -> Sharding | None:
-    """The sharding that replaces `old` on the new backend; None: uncommitted, on the default device."""
+def new_sharding(old: Sharding, shape: tuple[int, ...], mesh: Mesh) -> Sharding | None:
+    """Return the sharding on the new backend in place of `old`; None for an uncommitted array on the default device.
+
+    Args:
+        old: Sharding on the old backend.
+        shape: Shape of the array.
+        mesh: New mesh.
+    """
     if isinstance(old, SingleDeviceSharding):
         device = jax.devices()[next(iter(old.device_set)).id]
         return SingleDeviceSharding(device, memory_kind=old.memory_kind)
@@ -211,19 +241,21 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _park(spaces: Iterable[Any]) -> list[_Parked]:
+def _park(spaces: Iterable[Any]) -> list[_HostCopy]:
+    """Copy all arrays in the namespaces to the host, except deleted ones."""
     found: dict[int, jax.Array] = {}
     _each_array(spaces, lambda x: found.setdefault(id(x), x))
-    return [_Parked.of(x) for x in found.values() if not x.is_deleted()]
+    return [_HostCopy.of(x) for x in found.values() if not x.is_deleted()]
 
 
-def _sharded_elsewhere(parked: list[_Parked]) -> list[weakref.ref]:
+def _sharded_elsewhere(parked: list[_HostCopy]) -> list[weakref.ref]:
+    """Return weak references to the live arrays on several devices outside of the namespaces."""
     known = {id(p.array) for p in parked}
     return [weakref.ref(x) for x in jax.live_arrays() if len(x.devices()) > 1 and id(x) not in known]
 
 
 def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The user's own names for a Mesh or a Sharding."""
+    """Return the user's names for meshes and shardings."""
     return [
         name
         for space in spaces
@@ -232,14 +264,14 @@ def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-# Every array that can be reached
+# Search for arrays
 
-# What is held, the function that puts something else in its place, and the place.
+# A child, its setter `put(place, new)`, and the place.
 Slot = tuple[Any, Callable[[Any, Any], None], Any]
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, slice, range, np.ndarray})
-_DEPTH = 100  # levels of nesting; what lies deeper is left, and counted as outside
-# Objects of these packages are not entered: they hold no arrays of the user's, or hide them well.
+_DEPTH = 100  # levels of nesting; deeper arrays are not moved, and count as outside the namespace
+# Objects of these packages are not searched: they contain no arrays of the user, or none that can be found.
 _CLOSED = (sys.stdlib_module_names - {"types", "collections", "dataclasses"}) | {
     *("IPython", "ipykernel", "ipywidgets", "jax", "jaxlib", "matplotlib", "numpy", "pandas", "plotly"),
     *("tensorflow", "torch", "traitlets"),
@@ -247,14 +279,14 @@ _CLOSED = (sys.stdlib_module_names - {"types", "collections", "dataclasses"}) | 
 
 
 def _each_array(spaces: Iterable[Any], new: Callable[[jax.Array], jax.Array]) -> None:
-    """Put `new(x)` in the place of every array `x`; one array under two names stays one."""
+    """Replace every reachable array `x` by `new(x)`; an array under two names remains a single one."""
     seen: dict[int, tuple[Any, Any]] = {}
     for space in spaces:
-        _swapped(space, new, seen, 0)
+        _replace_arrays(space, new, seen, 0)
 
 
-def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth: int) -> Any:
-    """`value` itself, changed in place, or what replaces it. `seen` keeps (old, new) of all met so far."""
+def _replace_arrays(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth: int) -> Any:
+    """Return `value`, changed in place, or its replacement. `seen` has old and new objects by the id of the old one."""
     kind = type(value)
     if kind in _ATOMS or (kind is tuple and _plain(value)) or issubclass(kind, type | types.ModuleType):
         return value
@@ -264,23 +296,27 @@ def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth:
         return seen[id(value)][1]
     if depth > _DEPTH:
         return value
+    # The entry references the old object: a new object could get the id of a collected one.
     seen[id(value)] = value, value
     if issubclass(kind, tuple):
-        items = [_swapped(v, new, seen, depth + 1) for v in value]
+        items = [_replace_arrays(v, new, seen, depth + 1) for v in value]
         if any(a is not b for a, b in zip(items, value, strict=True)):
+            # For named tuples as well, whose own constructor takes the fields one by one.
             seen[id(value)] = value, tuple.__new__(kind, items)
         return seen[id(value)][1]
     for child, put, place in _slots(value):
-        if (fresh := _swapped(child, new, seen, depth + 1)) is not child:
+        if (fresh := _replace_arrays(child, new, seen, depth + 1)) is not child:
             put(place, fresh)
     return value
 
 
 def _plain(values: Iterable[Any]) -> bool:
+    """Return whether no value can contain an array."""
     return _ATOMS.issuperset(map(type, values))
 
 
 def _slots(value: Any) -> Iterator[Slot]:
+    """Yield the children of a container, function or object, each with its setter."""
     if is_a(value, dict):
         if not _plain(value.values()):
             put = functools.partial(dict.__setitem__, value)
@@ -305,27 +341,31 @@ def _slots(value: Any) -> Iterator[Slot]:
 
 
 def _stays(place: Any, new: Any) -> None:
-    """For what is changed in place and never replaced."""
+    """Setter for children that are changed in place and never replaced."""
 
 
 def _bound(value: functools.partial) -> Iterator[Slot]:
+    """Yield the slots of a `functools.partial`."""
     state = [value.func, value.args, value.keywords, vars(value)]
 
     def put(index: int, new: Any) -> None:
         state[index] = new
+        # The attributes of a partial are read-only.
         value.__setstate__(tuple(state))  # type: ignore[attr-defined]
 
     yield from ((part, put, i) for i, part in enumerate(tuple(state)))
 
 
 def _cells(function: types.FunctionType) -> Iterator[Slot]:
+    """Yield the slots of a function's closure."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet
             yield cell.cell_contents, functools.partial(setattr, cell), "cell_contents"
 
 
 def _attributes(value: Any) -> Iterator[Slot]:
-    """The attributes of an object, past its own `__getattr__` and `__setattr__`: frozen ones, too."""
+    """Yield the attributes of an object, bypassing its `__getattr__` and `__setattr__`, so that frozen ones are set as
+    well."""
     with suppress(AttributeError):
         yield object.__getattribute__(value, "__dict__"), _stays, None
     for base in type(value).__mro__:

@@ -55,9 +55,7 @@ EXPRESSIONS = st.one_of(
 )
 AXES = words("data model pipe seq expert é 1 Data for") | st.sampled_from(["", "x y"])
 SPECS = st.one_of(
-    words(
-        "P() P('data') P(None,'model') P(('data','model')) 'data' P('data','data') Q('data') P(data) P(*x) P(a=1)"
-    ),
+    words("P() P('data') P(None,'model') P(('data','model')) 'data' P('data','data') Q('data') P(data) P(*x) P(a=1)"),
     st.sampled_from(["P(" * 50, "P(" + "a." * 2000 + "a)", "-" * 5000 + "1"]),
     st.text("P('data,None)(*", max_size=12),
 )
@@ -72,9 +70,7 @@ MESHES = st.one_of(
 )
 TEXTS = st.one_of(
     st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), max_size=20),
-    st.sampled_from(
-        ["", "-", "--", "=", "'", '"', "(", "~/x", "..", "%s{}", "\x1b[31mred\x1b[0m", "é" * 100_000]
-    ),
+    st.sampled_from(["", "-", "--", "=", "'", '"', "(", "~/x", "..", "%s{}", "\x1b[31mred\x1b[0m", "é" * 100_000]),
 )
 STRATEGY = st.sampled_from([*WORDS])
 SUMS = st.one_of(
@@ -110,9 +106,7 @@ WORDS = {
     "compare": NUMBERS,
     "profile": words("1 2") | WRONG_NUMBERS | TEXTS,
     "abstract": NAMES,
-    "save": words(f"kept w.safetensors a/w.npz w.index.json state state.w state. {'x' * 300}.npz")
-    | NAMES
-    | TEXTS,
+    "save": words(f"kept w.safetensors a/w.npz w.index.json state state.w state. {'x' * 300}.npz") | NAMES | TEXTS,
     "load": words(f"kept w.safetensors a/w.npz kept.txt state state.w .w {'x' * 300}.npz") | NAMES | TEXTS,
 }
 LINES: dict[str, type[LineOptions]] = {
@@ -212,9 +206,7 @@ def typist() -> Iterator[Typist]:
             os.chdir(before)
 
 
-def faults(
-    count: int, start: int = 0, tell: Callable[[str], None] = lambda _: None
-) -> tuple[list[str], Counter[str]]:
+def faults(count: int, start: int = 0, tell: Callable[[str], None] = lambda _: None) -> tuple[list[str], Counter[str]]:
     """What is wrong with how `count` random lines end, and what they came to; the same ones for each `start`."""
     found: list[str] = []
     with typist() as typing:

@@ -8,7 +8,7 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import targets
-from jaxshard_magic.targets import Built, Target, compiler_of
+from jaxshard_magic.targets import CompileResult, Target, compiler_of
 
 MESH = "v5e:2x4 data=8"
 Shape = jax.ShapeDtypeStruct
@@ -45,7 +45,7 @@ def sharded(step=sgd, mesh=MESH):
     return jaxshard_magic.shard(step, "dp", mesh=mesh)
 
 
-def built(step=sgd, width: int = 64, mesh: str = MESH) -> Built:
+def built(step=sgd, width: int = 64, mesh: str = MESH) -> CompileResult:
     """`width` makes it another program."""
     shapes = Shape((width, width), jnp.float32), Shape((64, width), jnp.float32)
     return sharded(step, mesh).prepare(*shapes).compiled

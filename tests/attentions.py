@@ -56,9 +56,7 @@ def added(q, k, v, mask=None):
 
 
 def of_jax(q, k, v, mask=None):
-    return jax.nn.dot_product_attention(
-        q, k, v, mask=None if mask is None else jnp.broadcast_to(mask, mask.shape)
-    )
+    return jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else jnp.broadcast_to(mask, mask.shape))
 
 
 def of_nnx(q, k, v, mask=None):
@@ -86,10 +84,7 @@ def repeated(q, k, v, mask=None):
     return by_hand(q, k, v, mask)
 
 
-FORMS = {
-    f.__name__: f
-    for f in (by_hand, einsum, divided_later, added, of_jax, of_nnx, of_linen, grouped, repeated)
-}
+FORMS = {f.__name__: f for f in (by_hand, einsum, divided_later, added, of_jax, of_nnx, of_linen, grouped, repeated)}
 
 
 def scores_of(q, k):

@@ -24,7 +24,7 @@ from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.choice.payload import packed_choice
 from jaxshard_magic.views.comparison.payload import packed_comparison
 from jaxshard_magic.views.explorer_payload import packed_explorer, state
-from jaxshard_magic.views.payload import packed
+from jaxshard_magic.views.payload import packed_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route
@@ -98,9 +98,7 @@ class Shown:
     def traits(self) -> dict[str, Any]:
         """What Python would read, once the widget has told it all that it has to tell."""
         self.settle()
-        return self.page.evaluate(
-            "({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})"
-        )
+        return self.page.evaluate("({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})")
 
     def trait(self, name: str) -> Any:
         """One that Python would read."""
@@ -125,9 +123,7 @@ class Shown:
         run = "part => axe.run(part, {resultTypes: ['violations']}).then(found => found.violations)"
         rules = (part or self.root).evaluate(run)
         return [
-            f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"
-            for rule in rules
-            for node in rule["nodes"]
+            f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}" for rule in rules for node in rule["nodes"]
         ]
 
 
@@ -157,7 +153,7 @@ class Stage:
         elif isinstance(report, Choice):
             bundle, data = "compare", packed_choice(report)
         else:
-            data = report if isinstance(report, bytes) else packed(report)
+            data = report if isinstance(report, bytes) else packed_report(report)
         given = {
             "packed": base64.b64encode(data).decode(),
             "traits": traits,
@@ -171,7 +167,7 @@ class Stage:
     @staticmethod
     def packed(report: Report) -> bytes:
         """To draw the same report several times."""
-        return packed(report)
+        return packed_report(report)
 
     def remove(self) -> int:
         """Take the report away; how many listeners it leaves on its model and the page."""

@@ -18,9 +18,7 @@ def rows(shown: Shown) -> "Locator":
 
 def row(shown: Shown, name: str) -> "Locator":
     """The row of the trial with this name."""
-    return rows(shown).filter(
-        has=shown.page.locator(".jsm-cmp-name > :first-child").get_by_text(name, exact=True)
-    )
+    return rows(shown).filter(has=shown.page.locator(".jsm-cmp-name > :first-child").get_by_text(name, exact=True))
 
 
 def names(shown: Shown) -> list[str]:

@@ -193,7 +193,7 @@ class Notebook:
 def shell() -> Iterator[InteractiveShell]:
     """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook, and there are as
     many devices as before."""
-    devices = simulate.setting(CPU_DEVICES)
+    devices = simulate.config_value(CPU_DEVICES)
     InteractiveShell.clear_instance()
     main = sys.modules["__main__"]
     config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
@@ -204,7 +204,7 @@ def shell() -> Iterator[InteractiveShell]:
         atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
-        if simulate.setting(CPU_DEVICES) != devices:  # a cell's `%mesh cpu:16` took others
+        if simulate.config_value(CPU_DEVICES) != devices:  # a cell's `%mesh cpu:16` took others
             simulate.start(devices)
 
 

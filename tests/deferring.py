@@ -10,8 +10,8 @@ from jax import lax
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import collectives
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.regions.unreduced import Unreduced
+from jaxshard_magic.strategies.regions.deferred_reductions import DeferredReductions
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 TRIPS, LAYERS, EXAMPLES, WIDTH, HIDDEN, VOCAB, TIME = 4, 2, 64, 128, 256, 384, 8
 F32 = 4
@@ -24,22 +24,20 @@ def ran(step, strategy, axes, reduce, *args):
     return run.prepare(*args), run(*args)
 
 
-def held(entry) -> Hold:
-    assert isinstance(entry.plan.run, Hold)
+def held(entry) -> ShardedLowering:
+    assert isinstance(entry.plan.run, ShardedLowering)
     return entry.plan.run
 
 
-def deferred(hold: Hold) -> int:
+def deferred(hold: ShardedLowering) -> int:
     """How many gradients are reduced where a loop ends."""
-    return sum(s.gradient for s in hold.region(Unreduced).loop_sums.values())
+    return sum(s.is_gradient for s in hold.region(DeferredReductions).loop_sums.values())
 
 
 def drawn(shapes):
     leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    return jax.tree.unflatten(
-        tree, [0.1 * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)]
-    )
+    return jax.tree.unflatten(tree, [0.1 * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)])
 
 
 def moved(entry, axis="data"):

@@ -48,8 +48,6 @@ def follow(shown: Shown, ex: Explorer) -> Explorer:
         ex.change(
             axes=dict(said["axes"]) if "axes" in said else None,
             strategy=said.get("strategy"),
-            wishes=None
-            if "wishes" not in said
-            else {k: tuple(map(tuple, v)) for k, v in said["wishes"].items()},
+            wishes=None if "wishes" not in said else {k: tuple(map(tuple, v)) for k, v in said["wishes"].items()},
         )
     return ex

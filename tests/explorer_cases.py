@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxshard_magic.explorer import Line
-from jaxshard_magic.explorer.cuts import copies, fitting, held, spec_of
-from jaxshard_magic.explorer.line import pattern
+from jaxshard_magic.explorer import ShardLine
+from jaxshard_magic.explorer.line import path_regex
+from jaxshard_magic.explorer.shard_sizes import fit_to_mesh, num_replicas, shard_bytes, spec_of
 from jaxshard_magic.specs import format_spec
 
 CASES: dict[str, list[list[Any]]] = json.loads(
@@ -19,16 +19,16 @@ def cut(lists: Any) -> Any:
 
 
 def line(own: Any, strategy: str, mesh: str, rules: Any, specs: Any) -> str:
-    made = Line(tuple(own["kept"]), tuple(own["rules"]), own["home"])
+    made = ShardLine(tuple(own["kept"]), tuple(own["rules"]), own["home"])
     by_name = ({name: cut(each) for name, each in some} for some in (rules, specs))
     return made.text(strategy, mesh, *by_name)
 
 
 IN_PYTHON = {
-    "fitting": lambda wish, shape, mesh: [list(axes) for axes in fitting(cut(wish), shape, mesh)],
-    "held": lambda shape, bits, axes, mesh: held(shape, bits, cut(axes), mesh),
-    "copies": lambda axes, mesh: copies(cut(axes), mesh),
-    "pattern": pattern,
+    "fitting": lambda wish, shape, mesh: [list(axes) for axes in fit_to_mesh(cut(wish), shape, mesh)],
+    "held": lambda shape, bits, axes, mesh: shard_bytes(shape, bits, cut(axes), mesh),
+    "copies": lambda axes, mesh: num_replicas(cut(axes), mesh),
+    "pattern": path_regex,
     "spec": lambda axes: format_spec(spec_of(cut(axes))),
     "line": line,
 }

@@ -144,7 +144,4 @@ def _joined(spans: Iterable[tuple[str, str]]) -> str:
 
 def leaf_figures(data: Mapping[str, Any]) -> dict[str, str]:
     """What each leaf takes on a device, as the widget writes it."""
-    return {
-        path: plain(byte_text(n))
-        for path, n in zip(data["leaves"]["path"], data["leaves"]["held"], strict=True)
-    }
+    return {path: plain(byte_text(n)) for path, n in zip(data["leaves"]["path"], data["leaves"]["held"], strict=True)}

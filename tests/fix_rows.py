@@ -65,7 +65,7 @@ ROWS: Sequence[Refused] = (
         slow=True,
     ),
     Refused(
-        "pipeline.starts._too_few",
+        "pipeline.allowed_starts._too_few_error",
         "--stages 2",
         "pp --stages 4",
         before="from jaxshard_magic import cut\n"
@@ -75,9 +75,9 @@ ROWS: Sequence[Refused] = (
         mesh="pipe=4",
         slow=True,
     ),
-    Refused("strategies.examples.examples_divide", "--pad", "dp", before=DATA + "[:60]"),
+    Refused("strategies.batch_checks.check_examples_divide", "--pad", "dp", before=DATA + "[:60]"),
     Refused(
-        "strategies.spread._along",
+        "strategies.pmap_axes._device_axis_cuts",
         "%mesh batch=4",
         "pmap",
         "train_step = jax.pmap(lambda x: jax.lax.psum(x, 'batch'), axis_name='batch')\ny = train_step(x)",
@@ -85,31 +85,31 @@ ROWS: Sequence[Refused] = (
         mesh="batch=8",
     ),
     Refused(
-        "strategies.spread._split",
+        "strategies.pmap_axes._map_split_batch",
         "--spec",
         "pmap",
         REDUCED.format("batch"),
         "def loss_fn(params, x): return jnp.sum(params[: len(x)] * x)\nparams = x = jnp.ones((64, 16))",
     ),
     Refused(
-        "strategies.named_axes._refuse_names", "%mesh model=8", "pmap", REDUCED.format("model"), mesh="pipe=8"
+        "strategies.named_axes._raise_unknown_names", "%mesh model=8", "pmap", REDUCED.format("model"), mesh="pipe=8"
     ),
     Refused(
-        "strategies.named_axes._refuse_mesh",
+        "strategies.named_axes._raise_no_batch_axis",
         "%mesh data=8",
         "pmap",
         STEP.replace("    return", "    # here\n    return") + RUN,
         mesh="model=8",
     ),
     Refused(
-        "strategies.alike._refuse_state",
+        "strategies.replication_check._raise_unreduced_state",
         "grads = jax.lax.pmean(grads, 'batch')",
         "pmap",
         PMAPPED.format("batch"),
         pasted="here",
     ),
     Refused(
-        "strategies.alike._refuse_result",
+        "strategies.replication_check._raise_differing_result",
         "loss = jax.lax.pmean(loss, 'batch')",
         "pmap",
         REDUCED.format("batch")
@@ -125,7 +125,7 @@ ROWS: Sequence[Refused] = (
         "x = jnp.ones((8, 16))",
     ),
     Refused(
-        "step.microbatches.microbatched",
+        "step.pipeline_microbatches.rewrite_in_microbatches",
         "--schedule 1f1b",
         "pp --schedule interleaved --chunks 2",
         before=DATA.replace("jnp.mean(x ** 2)", "jnp.mean(jax.nn.log_softmax(x @ x.T))"),
@@ -133,7 +133,7 @@ ROWS: Sequence[Refused] = (
         slow=True,
     ),
     Refused(
-        "program.refused.refuse",
+        "program.argument_errors.check_leaves",
         "jax.tree_util.register_dataclass(Batch)",
         "dp",
         STEP.replace("(params, x)\n", "(params, x.x)\n") + RUN,
@@ -148,7 +148,7 @@ x = Batch(x)
         pasted="above",
     ),
     Refused(
-        "program.refused.refuse_result",
+        "program.argument_errors.check_result_value",
         "jax.tree_util.register_dataclass(Result)",
         "dp",
         """
@@ -167,8 +167,8 @@ class Result:
 """,
         pasted="above",
     ),
-    Refused("notebook.completions.no_command", "%shard history 1", "%shard 1"),
-    Refused("report.written.place_for", "!mkdir -p", "%shard code --file {folder}/there/step.py"),
+    Refused("notebook.completions.unknown_command_error", "%shard history 1", "%shard 1"),
+    Refused("report.records.writable_path", "!mkdir -p", "%shard code --file {folder}/there/step.py"),
     Refused(
         "api.meshes.default_mesh",
         "%mesh cpu:16",
@@ -181,9 +181,9 @@ class Result:
 
 # Fixes that are for the machine, or that say in words what code is to become.
 WITHOUT_A_CELL: Mapping[str, str] = {
-    "history.database._unkept": "an upgrade of the package",
+    "history.database._history_error": "an upgrade of the package",
     "history.store._damaged": "a row of the history that is damaged on disk",
-    "report.written._other": "an upgrade of the package",
+    "report.records._schema_error": "an upgrade of the package",
     "packages.data_frame": "pandas is not installed",
     "targets.gpu._without": "the compiler is not installed",
     "targets.tpu.missing": "the compiler is not installed",
@@ -192,12 +192,12 @@ WITHOUT_A_CELL: Mapping[str, str] = {
     "demo.load_digits": "a package is not installed",
     "simulate.cpu_devices": "a variable of the environment, set before JAX starts",
     "config.mesh.choose": "another mesh beside an accelerator",
-    "explorer.place._too_few": "a mesh of an explorer, which a cell makes for itself",
-    "program.untraceable.explained": "says in words what a line of the step is to become",
-    "notebook.cells.code.parse": "a magic whose place is the cell's first line; test_step_of_the_cell has it",
-    "notebook.cells.find._holds_loop": "how the function that is to be written begins",
-    "notebook.cells.room.__exit__": "how a state is made of shapes; only where memory runs out",
-    "step.together._different": "of several hosts",
+    "explorer.device_source._too_few": "a mesh of an explorer, which a cell makes for itself",
+    "program.trace_errors.explain_trace_errors": "says in words what a line of the step is to become",
+    "notebook.cells.cell_code.parse": "a magic whose place is the cell's first line; test_step_of_the_cell has it",
+    "notebook.cells.step_finder._holds_loop": "how the function that is to be written begins",
+    "notebook.cells.memory_guard.__exit__": "how a state is made of shapes; only where memory runs out",
+    "step.multihost_calls._different_values_error": "of several hosts",
     "views.figures.roofline.roofline": "an option of the line that made the report; test_figures has it",
     "views.pictures.png.png": "a package is not installed",
 }

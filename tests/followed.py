@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxshard_magic.program.batching.examples import Kept, Rows, Sum, Summed, combine
-from jaxshard_magic.program.batching.follow import Followed, follow
+from jaxshard_magic.program.batching.batch_labels import (
+    ExampleSum,
+    Identical,
+    PerExample,
+    Summed,
+    output_combination,
+)
+from jaxshard_magic.program.batching.followed_program import FollowedProgram, follow_batch
 from jaxshard_magic.program.emit import Emitter
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.primitives import bind
@@ -34,9 +40,9 @@ class Whole(Emitter):
         super().__init__(program)
         self.values = {}
 
-    def equation(self, e, values):
-        outs = super().equation(e, values)
-        self.values.update(zip(e.outs, outs, strict=True))
+    def run_equation(self, e, values):
+        outs = super().run_equation(e, values)
+        self.values.update(zip(e.results, outs, strict=True))
         return outs
 
 
@@ -47,13 +53,13 @@ class Microbatch(Replay):
         super().__init__(followed.small)
         self.followed, self.rows, self.norms = followed, rows, norms
 
-    def equation(self, e, values):
-        values, dim = self.followed.rescaled(e, values), self.followed.draws.get(e.index)
+    def run_equation(self, e, values):
+        values, dim = self.followed.scale_operands(e, values), self.followed.draw_dims.get(e.index)
         if dim is not None:
-            whole = bind(self.followed.large.equations[e.index].eqn, values)[0]
+            whole = bind(self.followed.large.equations[e.index].jaxpr_eqn, values)[0]
             return [jnp.take(whole, places(self.rows, whole.shape[dim]), axis=dim)]
-        outs = super().equation(e, values)
-        return [self.norms.get(v, x) for v, x in zip(e.outs, outs, strict=True)]
+        outs = super().run_equation(e, values)
+        return [self.norms.get(v, x) for v, x in zip(e.results, outs, strict=True)]
 
 
 def places(rows, size):
@@ -69,11 +75,11 @@ class Case:
     params: Any
     batch: tuple
     dims: tuple[int, ...]
-    followed: Followed
+    followed: FollowedProgram
 
     @property
     def labels(self):
-        return self.followed.outputs
+        return self.followed.output_labels
 
     def cut(self, rows):
         return [jnp.take(x, rows, axis=d) for x, d in zip(self.batch, self.dims, strict=True)]
@@ -82,10 +88,8 @@ class Case:
         """Every output of every microbatch."""
         program, norms = Whole(self.followed.large), {}
         program(*jax.tree.leaves((params, self.batch)))
-        norms = {v: program.values[w] for v, w in self.followed.norms.items()}
-        return [
-            Microbatch(self.followed, rows, norms)(*jax.tree.leaves(params), *self.cut(rows)) for rows in ROWS
-        ]
+        norms = {v: program.values[w] for v, w in self.followed.full_batch_values.items()}
+        return [Microbatch(self.followed, rows, norms)(*jax.tree.leaves(params), *self.cut(rows)) for rows in ROWS]
 
 
 def case(f, params, *batch, dims=None, trained=True):
@@ -98,11 +102,11 @@ def case(f, params, *batch, dims=None, trained=True):
 
     small, large = traced(ROWS[0]), traced(np.arange(B))
     named = {n + i: d for i, d in enumerate(dims)}
-    return Case(f, params, batch, dims, follow(small, large, named, range(n) if trained else None))
+    return Case(f, params, batch, dims, follow_batch(small, large, named, range(n) if trained else None))
 
 
 def together(how, parts):
-    if isinstance(how, Kept):
+    if isinstance(how, Identical):
         return parts[0]
     if isinstance(how, Summed):
         return sum(parts) * float(how.scale)
@@ -120,7 +124,7 @@ def check(made, *labels, rtol=2e-5):
     whole, parts, gradients = jax.jit(lambda p: numbers(made, p))(made.params)
     avals = made.followed.small.closed.out_avals, made.followed.large.closed.out_avals
     for o, (label, want) in enumerate(zip(labels, whole, strict=True)):
-        how = combine(label, made.followed.ratio, avals[0][o], avals[1][o])
+        how = output_combination(label, made.followed.ratio, avals[0][o], avals[1][o])
         if how.exact:
             np.testing.assert_allclose(together(how, [p[o] for p in parts]), want, rtol=rtol, atol=2e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=2e-6), *gradients)
@@ -137,14 +141,14 @@ def numbers(made, params):
         parts = made.parts(p)
         return sum(part[0] for part in parts) * float(made.labels[0].scale), parts
 
-    if not isinstance(made.labels[0], Sum) or not jnp.issubdtype(whole(params)[0].dtype, jnp.inexact):
+    if not isinstance(made.labels[0], ExampleSum) or not jnp.issubdtype(whole(params)[0].dtype, jnp.inexact):
         return whole(params)[1], made.parts(params), ((), ())
     want, outs = jax.grad(whole, has_aux=True, allow_int=True)(params)
     got, parts = jax.grad(cut, has_aux=True, allow_int=True)(params)
     return outs, parts, (want, got)
 
 
-MEAN, THIRD, ROW = Sum(Fraction(1, M)), Fraction(1, M), Rows(0)
+MEAN, THIRD, ROW = ExampleSum(Fraction(1, M)), Fraction(1, M), PerExample(0)
 
 
 def squares(w, x):

@@ -155,9 +155,7 @@ class Row:
 
 
 BIG = "params = [S((16384, 16384), 'float32') for _ in range({})]; x = S((64, 16384), 'float32')"
-LONG = (
-    "tx = optax.adam(1e-3); params = S((8, 4096, 4096), 'float32'); opt = jax.eval_shape(tx.init, params)\n"
-)
+LONG = "tx = optax.adam(1e-3); params = S((8, 4096, 4096), 'float32'); opt = jax.eval_shape(tx.init, params)\n"
 STATE = "params = {{'a': jnp.ones(({0}, {1})), 'b': jnp.ones(({1}, {0}))}}; x = jnp.ones((64, {0}))"
 PIPED = LAYERS + "params, x = [jnp.ones((64, 64)) / 64] * 4, jnp.ones((64, 64))"
 BATCH_NORM = """
@@ -444,9 +442,9 @@ ROWS: Sequence[Row] = (
         "loss-astray",
         'jax.config.update("jax_debug_nans", True)',
         "dp",
-        STEP.replace(
-            "loss, grads =", "x = jnp.log(params[0].mean() - 0.1 * n) + x\n    loss, grads ="
-        ).replace("(params, x)", "(params, x, n)", 1)
+        STEP.replace("loss, grads =", "x = jnp.log(params[0].mean() - 0.1 * n) + x\n    loss, grads =").replace(
+            "(params, x)", "(params, x, n)", 1
+        )
         + COUNTED,
         LAYERS + "params, x = [jnp.eye(8)], jnp.ones((64, 8))",
         slow=True,

@@ -16,9 +16,7 @@ from jaxshard_magic.report import Report
 
 TESTS = Path(__file__).parent
 SEARCH = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-CELL = (
-    "%%shard fsdp+tp\ndef train_step(state, batch):\n    return Übung(state, batch)  # 100%_done 'quoted'\n"
-)
+CELL = "%%shard fsdp+tp\ndef train_step(state, batch):\n    return Übung(state, batch)  # 100%_done 'quoted'\n"
 WRITER = """
 import sys, time
 from pathlib import Path

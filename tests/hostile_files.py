@@ -31,14 +31,14 @@ from safetensors.numpy import save_file
 from sample_reports import attached
 from weight_files import loaded
 
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
-from jaxshard_magic.checkpoints.told import listing as checkpoints_listed
-from jaxshard_magic.checkpoints.weights import listing
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
+from jaxshard_magic.checkpoints.listing import list_checkpoints as checkpoints_listed
+from jaxshard_magic.checkpoints.weight_loading import list_arrays
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History
 from jaxshard_magic.history import Store as HistoryStore
 from jaxshard_magic.report import Report
-from jaxshard_magic.step.resumed import Resumed
+from jaxshard_magic.step.replayed_calls import ReplayedCalls
 
 LIMIT_S = 20.0  # of a machine that does other things, too
 MEMORY = 2 << 30  # bytes by which the process may grow
@@ -73,7 +73,7 @@ class Weights(Format):
         self._write(folder / self._name)
 
     def read(self, folder: Path, say: Say) -> None:
-        for line in listing(folder / self._name):
+        for line in list_arrays(folder / self._name):
             say(line)
         _, notes = loaded(folder / self._name, LIKE, PartitionSpec(), cast=True)
         for note in notes:
@@ -113,19 +113,19 @@ class Checkpoint(Format):
             "exact": True,
             "places": None,
         }
-        with Store(folder / "kept") as store:
-            store.save(1, LIKE, Saved(1, "dp", "data=1", leaves), extra)
+        with CheckpointStore(folder / "kept") as store:
+            store.save(1, LIKE, CheckpointInfo(1, "dp", "data=1", leaves), extra)
 
     def read(self, folder: Path, say: Say) -> None:
-        store = Store(folder / "kept")
+        store = CheckpointStore(folder / "kept")
         for line in checkpoints_listed(store):
             say(line)
-        for leaf in store.saved(1).leaves:
+        for leaf in store.info(1).leaves:
             say(str(ShardError(str(leaf))))
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = {k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for k, x in LIKE.items()}
         found = store.restore(1, target)
-        Resumed(store, 1)
+        ReplayedCalls(store, 1)
         for name, x in LIKE.items():
             assert np.array_equal(found[name], x), "other values were read, and nothing was said"
 
@@ -211,11 +211,7 @@ class Damage:
 
     def _bits(self, path: Path) -> str:
         data = bytearray(path.read_bytes())
-        places = (
-            [self._choose.randrange(len(data)) for _ in range(self._choose.choice([1, 3, 40]))]
-            if data
-            else []
-        )
+        places = [self._choose.randrange(len(data)) for _ in range(self._choose.choice([1, 3, 40]))] if data else []
         for at in places:
             data[at] ^= 1 << self._choose.randrange(8)
         path.write_bytes(data)
@@ -230,9 +226,7 @@ class Damage:
 
     def _instead(self, path: Path) -> str:
         path.unlink()
-        way = self._choose.choice(
-            ["pipe", "zeros", "null", "itself", "nothing", "folder", "gone", "large", "root"]
-        )
+        way = self._choose.choice(["pipe", "zeros", "null", "itself", "nothing", "folder", "gone", "large", "root"])
         links = {
             "zeros": "/dev/zero",
             "null": "/dev/null",
@@ -290,9 +284,7 @@ class Damage:
         todo = [data]
         while todo:
             each = todo.pop()
-            inner = (
-                each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else ()
-            )
+            inner = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else ()
             for key, value in inner:
                 spots.append((each, key))
                 todo.append(value)
@@ -341,9 +333,7 @@ def outcome(read: Callable[[Path, Say], None], folder: Path, lines: list[str] | 
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:200]}"
     seconds = time.perf_counter() - start
-    odd = next(
-        (line for line in lines if not line.replace("\u202f", "").replace("\u00a0", "").isprintable()), None
-    )
+    odd = next((line for line in lines if not line.replace("\u202f", "").replace("\u00a0", "").isprintable()), None)
     if odd is not None:
         return f"a line that moves the cursor: {odd[:200]!r}"
     return f"{end} after {seconds:.1f} s" if seconds > LIMIT_S else end
@@ -400,8 +390,6 @@ def faults(
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    wrong, all_ends = faults(
-        int(sys.argv[1]), *map(int, sys.argv[2:3]), tell=lambda line: print(line, flush=True)
-    )
+    wrong, all_ends = faults(int(sys.argv[1]), *map(int, sys.argv[2:3]), tell=lambda line: print(line, flush=True))
     print(*wrong[:50], f"{dict(all_ends)}, {len(wrong)} wrong", sep="\n")
     sys.exit(bool(wrong))

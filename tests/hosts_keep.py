@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 import jaxshard_magic as js
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
-from jaxshard_magic.placing import is_key, whole
-from jaxshard_magic.step.keeper import Keeper
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
+from jaxshard_magic.device_arrays import is_prng_key, to_numpy
+from jaxshard_magic.step.checkpoint_loop import CheckpointLoop
 
 TX = optax.adam(1e-2)
 BATCH = np.random.default_rng(0).normal(size=(16, 32)).astype("f")
@@ -49,7 +49,7 @@ def digest(tree: Any) -> str:
     """The bits of a tree."""
     found = hashlib.sha256()
     for x in jax.tree.leaves(tree):
-        bits = whole(jax.random.key_data(x) if is_key(x) else x)
+        bits = to_numpy(jax.random.key_data(x) if is_prng_key(x) else x)
         found.update(f"{bits.dtype}{bits.shape}".encode() + bits.tobytes())
     return found.hexdigest()[:16]
 
@@ -131,7 +131,7 @@ def looped(
     state, loader, found = new_state(), Loader(calls), []
     keeper = None
     if folder is not None:
-        keeper = step.keeper = step.kept = Keeper(folder, say=said.append, **saving)
+        keeper = step.checkpoint_loop = step.last_checkpoint_loop = CheckpointLoop(folder, say=said.append, **saving)
     for batch in js.feed(loader):
         if len(found) == stop:
             assert keeper is not None
@@ -143,7 +143,7 @@ def looped(
     else:
         if keeper is not None:
             said.append(keeper.end())
-    saves = [] if keeper is None else [save.step for save in keeper.told.saves]
+    saves = [] if keeper is None else [save.step for save in keeper.summary.saves]
     return {
         "losses": [float(x) for x in found],
         "state": digest(state),
@@ -203,10 +203,7 @@ def refused(folder: str) -> dict[str, Any]:
             os.seteuid(65534)  # nobody's
         found["closed"] = line(lambda: step.checkpoint(closed))
         os.seteuid(0)
-    return {
-        name: said.replace(str(own.parent), "FOLDER").replace(folder, "FOLDER")
-        for name, said in found.items()
-    }
+    return {name: said.replace(str(own.parent), "FOLDER").replace(folder, "FOLDER") for name, said in found.items()}
 
 
 def full(folder: str) -> dict[str, Any]:
@@ -215,13 +212,13 @@ def full(folder: str) -> dict[str, Any]:
     cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     bits = np.random.default_rng(0).normal(size=1 << 20).astype("f")
     w = jax.make_array_from_callback(bits.shape, cut, lambda part: bits[part])
-    store, said, start = Store(folder), [], time.monotonic()
+    store, said, start = CheckpointStore(folder), [], time.monotonic()
     for n, host in enumerate([None, 1, 0, None], 1):
         limit = 100_000 if host == jax.process_index() else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
         def saved(n: int = n) -> None:
-            store.save(n, {"w": w}, Saved(n, "fsdp", "data=8", (SavedLeaf("w", w.shape, "float32"),)))
+            store.save(n, {"w": w}, CheckpointInfo(n, "fsdp", "data=8", (SavedLeaf("w", w.shape, "float32"),)))
             store.wait()
 
         said.append(line(saved))
@@ -240,14 +237,13 @@ def saving(folder: str) -> None:
     """Saves, one after the other, of arrays that have the save's number everywhere; says each that was begun."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
     cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    store, n = Store(folder, keep=2), 0
+    store, n = CheckpointStore(folder, keep=2), 0
     while True:
         n += 1
         numbers = np.full((256, 256), n, "f")
         tree = {
-            f"w{i}": jax.make_array_from_callback(numbers.shape, cut, lambda at, x=numbers: x[at])
-            for i in range(8)
+            f"w{i}": jax.make_array_from_callback(numbers.shape, cut, lambda at, x=numbers: x[at]) for i in range(8)
         }
         leaves = tuple(SavedLeaf(name, x.shape, "float32") for name, x in tree.items())
-        store.save(n, tree, Saved(n, "fsdp", f"data={len(jax.devices())}", leaves))
+        store.save(n, tree, CheckpointInfo(n, "fsdp", f"data={len(jax.devices())}", leaves))
         print("begun", n, flush=True)

@@ -150,9 +150,7 @@ def searched() -> dict[str, Any]:
         state, loss = taken[0](state, batch)
         losses.append(float(loss))
     return {
-        "rows": [
-            [t.strategy, t.report is not None and t.report.check is not None, t.why] for t in table.trials
-        ],
+        "rows": [[t.strategy, t.report is not None and t.report.check is not None, t.why] for t in table.trials],
         "chosen": choice.chosen.line,
         "losses": losses,
     }
@@ -170,9 +168,7 @@ def train_linen(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
 
     _, _, batch = mlp()
     net = Net()
-    state = TrainState.create(
-        apply_fn=net.apply, params=net.init(jax.random.key(0), batch["x"]), tx=optax.adam(1e-2)
-    )
+    state = TrainState.create(apply_fn=net.apply, params=net.init(jax.random.key(0), batch["x"]), tx=optax.adam(1e-2))
 
     @jax.jit
     def train_step(state, batch):
@@ -298,13 +294,13 @@ def profiled(strategy: str, mesh: str) -> dict[str, Any]:
             made.append(inputs)
             if host == which and len(made) == 2:
                 raise MemoryError("no room for copies")
-            return type(entry).copies(entry, inputs)
+            return type(entry).copy_donated(entry, inputs)
 
-        entry.copies = copies
+        entry.copy_donated = copies
         try:
             return said()
         finally:
-            del entry.copies
+            del entry.copy_donated
 
     everywhere = range(jax.process_count())
     refused = {
@@ -365,9 +361,7 @@ def weights_of_hosts(folder: str) -> list[str]:
     """What a file of weights and a checkpoint have that all hosts write together: "same" where each reads its parts
     back; then what is said of a file that only the first host finds, and of one that none may write over."""
     step = js.shard(lambda w: jax.tree.map(lambda x: x * 1, w), "fsdp", mesh="data=8")
-    w = step(
-        {"w": np.arange(256.0 * 128, dtype="float32").reshape(256, 128), "b": np.arange(8.0, dtype="float32")}
-    )
+    w = step({"w": np.arange(256.0 * 128, dtype="float32").reshape(256, 128), "b": np.arange(8.0, dtype="float32")})
     path = Path(folder, "w.safetensors")
     step.save(path, w, rename=["fc.weight=w:T"])
     back = step.restore(path, like=w, rename=["fc.weight=w:T"])

@@ -74,9 +74,7 @@ class Moment:
         if self.line is None:
             return f"after {self.seconds:.4f} s"
         code, number = self.line
-        return (
-            f"at {Path(code.co_filename).relative_to(PACKAGE)}:{number}, {code.co_qualname}, time {self.nth}"
-        )
+        return f"at {Path(code.co_filename).relative_to(PACKAGE)}:{number}, {code.co_qualname}, time {self.nth}"
 
 
 @dataclass
@@ -96,13 +94,9 @@ class Interrupter:
         self._shell = opened
         self._run = Run()
         self._armed = False
-        signal.signal(
-            signal.SIGALRM, self._arrived
-        )  # raises as SIGINT does, and needs no thread that sends it
+        signal.signal(signal.SIGALRM, self._arrived)  # raises as SIGINT does, and needs no thread that sends it
 
-    def run(
-        self, cell: str, moment: Moment | None = None, traced: Callable[[FrameType], bool] | None = None
-    ) -> Run:
+    def run(self, cell: str, moment: Moment | None = None, traced: Callable[[FrameType], bool] | None = None) -> Run:
         """Run a cell, interrupted at a `moment`; `traced`: count the lines of the package's functions for which this
         is true."""
         self._run = run = Run()
@@ -116,9 +110,7 @@ class Interrupter:
         return run
 
     @contextmanager
-    def _interrupts(
-        self, moment: Moment | None, traced: Callable[[FrameType], bool] | None
-    ) -> Iterator[None]:
+    def _interrupts(self, moment: Moment | None, traced: Callable[[FrameType], bool] | None) -> Iterator[None]:
         self._armed = moment is not None
         try:
             if traced is not None or (moment is not None and moment.line is not None):
@@ -140,9 +132,7 @@ class Interrupter:
         self._run.met = "".join(traceback.format_stack(frame)[-8:])
         raise KeyboardInterrupt
 
-    def _entered(
-        self, frame: FrameType, moment: Moment | None, traced: Callable[[FrameType], bool] | None
-    ) -> Any:
+    def _entered(self, frame: FrameType, moment: Moment | None, traced: Callable[[FrameType], bool] | None) -> Any:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE):
             return None
@@ -166,9 +156,7 @@ class Interrupter:
 class Notebook:
     """A notebook in which cells are interrupted, and what they leave behind is told; `tell` gets a line for each."""
 
-    def __init__(
-        self, opened: InteractiveShell, folder: Path, kinds: Mapping[str, str], tell: Callable[[str], None]
-    ):
+    def __init__(self, opened: InteractiveShell, folder: Path, kinds: Mapping[str, str], tell: Callable[[str], None]):
         self._interrupter, self._folder, self._kinds, self._tell = Interrupter(opened), folder, kinds, tell
         self._names = opened.user_ns
         self._folders = 0
@@ -219,9 +207,7 @@ class Notebook:
 
 
 @contextmanager
-def notebook(
-    kinds: Mapping[str, str] = KINDS, tell: Callable[[str], None] = lambda _: None
-) -> Iterator[Notebook]:
+def notebook(kinds: Mapping[str, str] = KINDS, tell: Callable[[str], None] = lambda _: None) -> Iterator[Notebook]:
     with tempfile.TemporaryDirectory() as folder, shell() as opened:
         yield Notebook(opened, Path(folder), kinds, tell)
 

@@ -39,9 +39,7 @@ class Notebook:
 
     def do(self, command: str, **given: Any) -> None:
         """One of JupyterLab's own commands, as its menus run it."""
-        self.page.evaluate(
-            "([command, given]) => jupyterapp.commands.execute(command, given)", [command, given]
-        )
+        self.page.evaluate("([command, given]) => jupyterapp.commands.execute(command, given)", [command, given])
 
     def begin(self, cell: int) -> None:
         """Run one cell, and do not wait for it."""

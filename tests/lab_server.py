@@ -47,9 +47,7 @@ class Lab:
 
     def ask(self, path: str, method: str = "GET") -> Any:
         """What the server's REST interface answers."""
-        request = Request(
-            f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"}
-        )
+        request = Request(f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"})
         with urlopen(request, timeout=10) as answer:
             text = answer.read()
         return json.loads(text) if text else None

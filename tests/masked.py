@@ -43,9 +43,7 @@ def attention_step(
     def loss(params, batch):
         p = jax.tree.map(lambda a: a.astype(dtype), params)
         x = p["embed"][batch["token"]]
-        q, k, v = (
-            (x @ p[n]).reshape(*x.shape[:2], h, head) for n, h in (("q", heads), ("k", keys), ("v", keys))
-        )
+        q, k, v = ((x @ p[n]).reshape(*x.shape[:2], h, head) for n, h in (("q", heads), ("k", keys), ("v", keys)))
         mixed = FORMS[form](q, k, v, mask_of(mask, batch["segment"]))
         x = x + mixed.reshape(x.shape) @ p["out"]
         x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]

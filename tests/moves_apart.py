@@ -52,8 +52,6 @@ APART = {(name, strategy): reason for name, strategies, reason in _ROWS for stra
 
 # No plan: what can't be divided so, or not traced with arrays of shapes alone.
 REFUSED = {
-    **{
-        (name, "fsdp+tp"): "no matmul" for name in ("matrix_factors", "meta_of_sinusoids", "gaussian_process")
-    },
+    **{(name, "fsdp+tp"): "no matmul" for name in ("matrix_factors", "meta_of_sinusoids", "gaussian_process")},
     **{("trainer_owns_its_modules", strategy): "can't be compiled" for strategy in ALL},
 }

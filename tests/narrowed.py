@@ -10,8 +10,8 @@ from jax.extend.core import jaxpr_as_fun
 from zoo.parts import Draw, cross_entropy, mlp, mlp_params
 from zoo.transformers import TIME, VOCAB, Form, decode, decoder_params
 
-from jaxshard_magic.gradients.precision import Cast, precision
-from jaxshard_magic.gradients.recomputed import recomputed
+from jaxshard_magic.gradients.float32_recompute import recompute_float32
+from jaxshard_magic.gradients.precision import CastLoss, cast_loss
 from jaxshard_magic.program.ir import Program
 
 ROUNDING = 2.0**-8  # of bfloat16
@@ -29,7 +29,7 @@ class Loss:
             return jax.tree.leaves(f(tree.unflatten(xs[:n]), *xs[n:]))
 
         self.closed = jax.make_jaxpr(flat)(*self.leaves, *data)
-        self.cast: Cast = precision(self.closed, how)
+        self.cast: CastLoss = cast_loss(self.closed, how)
 
     def run(self, closed):
         return jax.jit(jaxpr_as_fun(closed))(*self.leaves, *self.data)
@@ -45,7 +45,7 @@ class Loss:
     @functools.cached_property
     def found(self):
         """The value and gradients of the cast loss."""
-        return self.grads(recomputed(self.cast.closed))
+        return self.grads(recompute_float32(self.cast.closed))
 
     @functools.cached_property
     def reference(self):
@@ -53,9 +53,7 @@ class Loss:
         return self.grads(self.closed)
 
     def differentiated(self, closed):
-        return jax.make_jaxpr(jax.grad(self.value(closed), argnums=tuple(range(len(self.leaves)))))(
-            *self.leaves
-        )
+        return jax.make_jaxpr(jax.grad(self.value(closed), argnums=tuple(range(len(self.leaves)))))(*self.leaves)
 
     def kept_bytes(self, closed):
         """Bytes that the backward pass is handed, but for the parameters themselves."""
@@ -71,14 +69,12 @@ class Loss:
 def off(grads, reference):
     """The largest difference of two lists of arrays, relative to the largest number."""
     largest = max(float(jnp.abs(b).max()) for b in reference)
-    return max(float(jnp.abs(a - b).max()) for a, b in zip(grads, reference, strict=True)) / max(
-        largest, 1e-30
-    )
+    return max(float(jnp.abs(a - b).max()) for a, b in zip(grads, reference, strict=True)) / max(largest, 1e-30)
 
 
 def types_of(closed, name):
     """The dtypes of the results of every equation of this name."""
-    return [e.eqn.outvars[0].aval.dtype for e in Program(closed).equations if e.name == name]
+    return [e.jaxpr_eqn.outvars[0].aval.dtype for e in Program(closed).equations if e.name == name]
 
 
 def classifier():

@@ -71,9 +71,7 @@ def linen_state(axis=None, optimizer=None):
 
 
 def linen_loss(params, statistics, state, batch):
-    out, new = state.apply_fn(
-        {"params": params, "batch_stats": statistics}, batch["x"], mutable=["batch_stats"]
-    )
+    out, new = state.apply_fn({"params": params, "batch_stats": statistics}, batch["x"], mutable=["batch_stats"])
     return jnp.mean((out - batch["y"]) ** 2), new["batch_stats"]
 
 

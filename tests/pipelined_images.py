@@ -19,9 +19,7 @@ class Convolutions(nn.Module):
 
 
 def images():
-    return normal(40, EXAMPLES, 16, 16, 3, scale=1), jax.random.randint(
-        jax.random.key(41), (EXAMPLES,), 0, 10
-    )
+    return normal(40, EXAMPLES, 16, 16, 3, scale=1), jax.random.randint(jax.random.key(41), (EXAMPLES,), 0, 10)
 
 
 def batch_norm() -> Made:

@@ -73,9 +73,7 @@ def vectors(*shape: int) -> Callable[[int, int], Batch]:
 
 def mlp(_parts: int) -> Trained:
     sizes = (784, 512, 256, 10)
-    params = [
-        {"w": normal(i, a, b, scale=a**-0.5), "b": jnp.zeros(b)} for i, (a, b) in enumerate(pairwise(sizes))
-    ]
+    params = [{"w": normal(i, a, b, scale=a**-0.5), "b": jnp.zeros(b)} for i, (a, b) in enumerate(pairwise(sizes))]
 
     def loss(params, key, x, y):
         for p in params[:-1]:

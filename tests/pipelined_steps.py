@@ -87,9 +87,7 @@ def with_aux(params, loss, *more) -> Made:
 
 def mlp() -> Made:
     sizes = (784, 512, 256, 10)
-    params = [
-        {"w": normal(i, a, b, scale=a**-0.5), "b": jnp.zeros(b)} for i, (a, b) in enumerate(pairwise(sizes))
-    ]
+    params = [{"w": normal(i, a, b, scale=a**-0.5), "b": jnp.zeros(b)} for i, (a, b) in enumerate(pairwise(sizes))]
 
     def loss(params, x, y):
         for i, p in enumerate(params):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jax.profiler import ProfileData
 
-from jaxshard_magic.analysis.traced import MARK
+from jaxshard_magic.analysis.xplane import STEP_ANNOTATION
 
 CELL = "/tmp/cell.py"
 HEADER = """HloModule jit_step, is_scheduled=true
@@ -55,7 +55,7 @@ def operation(name: str, start: float, end: float, device: int, module: str = "j
 
 def call(start: float, end: float) -> Event:
     """A call of the step."""
-    return Event(MARK, start, end)
+    return Event(STEP_ANNOTATION, start, end)
 
 
 def recorded(planes: Mapping[str, Mapping[str, Sequence[Event]]]) -> bytes:
@@ -76,9 +76,7 @@ def _plane(name: str, lines: Mapping[str, Sequence[Event]]) -> str:
     return f'planes {{ name: "{name}"\n{rows}\n' + "\n".join(tables) + " }"
 
 
-def _line(
-    number: int, name: str, events: Sequence[Event], names: dict[str, int], stats: dict[str, int]
-) -> str:
+def _line(number: int, name: str, events: Sequence[Event], names: dict[str, int], stats: dict[str, int]) -> str:
     def event(e: Event) -> str:
         told = " ".join(
             f"stats {{ metadata_id: {stats.setdefault(key, len(stats) + 1)} "

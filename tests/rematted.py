@@ -9,7 +9,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxshard_magic.gradients.remat import Rematted, remat
+from jaxshard_magic.gradients.remat import RematLoss, remat
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.primitives import is_literal
 from jaxshard_magic.program.sizes import nbytes
@@ -36,7 +36,7 @@ def gradients(closed: ClosedJaxpr) -> Callable:
     return jax.value_and_grad(run, argnums=wrt, has_aux=True)
 
 
-def same(closed: ClosedJaxpr, how: str, leaves: list) -> Rematted:
+def same(closed: ClosedJaxpr, how: str, leaves: list) -> RematLoss:
     """What remat makes of a loss, once its value, outputs and gradients are found to be those of the loss."""
     found = remat(closed, how)
     assert [str(a) for a in found.closed.in_avals] == [str(a) for a in closed.in_avals]
@@ -65,7 +65,7 @@ def kept(closed: ClosedJaxpr) -> int:
 def products(closed: ClosedJaxpr) -> int:
     """The matmuls of a loss and its gradients, trips of loops multiplied in."""
     jaxpr = jax.make_jaxpr(gradients(closed))(*closed.in_avals)
-    return sum(e.trips for e in Program(jaxpr).equations if e.name == "dot_general")
+    return sum(e.trip_count for e in Program(jaxpr).equations if e.name == "dot_general")
 
 
 def layer(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -131,9 +131,7 @@ def unrolled(p: dict, words: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.
 
 def scanned(p: dict, words: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     keys = jax.random.split(key, len(p["blocks"]["up"]))
-    x, _ = lax.scan(
-        lambda x, given: (block(given[0], x, given[1]), None), p["embed"][words], (p["blocks"], keys)
-    )
+    x, _ = lax.scan(lambda x, given: (block(given[0], x, given[1]), None), p["embed"][words], (p["blocks"], keys))
     return head(p["embed"], x, words)
 
 

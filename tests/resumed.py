@@ -55,9 +55,7 @@ def trained(step, calls=CALLS, stop=None, folder=None, **saving):
 
 def numbers(state):
     keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)]
-    leaves = [
-        jax.random.key_data(x) if key else x for x, key in zip(jax.tree.leaves(state), keys, strict=True)
-    ]
+    leaves = [jax.random.key_data(x) if key else x for x, key in zip(jax.tree.leaves(state), keys, strict=True)]
     return [np.asarray(x) for x in leaves]
 
 

@@ -92,9 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("do", choices=["save", "against"])
     parser.add_argument("file", type=Path)
-    parser.add_argument(
-        "--package", type=Path, default=HERE.parent, help="the checkout whose package is asked"
-    )
+    parser.add_argument("--package", type=Path, default=HERE.parent, help="the checkout whose package is asked")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
     asked = parser.parse_args()

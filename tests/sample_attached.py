@@ -5,7 +5,7 @@ from dataclasses import replace
 from sample_collectives import GPT, GPT_COLLECTIVES, GPT_SOURCES, GPT_STEP, MIB, predicted_timing, untimed
 from sample_leaves import gpt_leaves, mesh, of_role
 
-from jaxshard_magic.report import Advice, Check, DeviceMemory, Leaf, Memory, Report, Spread, Timing
+from jaxshard_magic.report import Advice, Check, DeviceMemory, Leaf, Memory, Report, TimeSpread, Timing
 
 GIB = 2**30
 
@@ -69,7 +69,7 @@ def simulated() -> Report:
         mesh=mesh(GPT, "simulated"),
         memory=memory(leaves, 8, 4506 * MIB, None),
         collectives=untimed(GPT_COLLECTIVES),
-        timing=Timing(6.8, 3, 2, Spread(1.79, 1.84, 1.9)),
+        timing=Timing(6.8, 3, 2, TimeSpread(1.79, 1.84, 1.9)),
         advice=(WTE,),
         check=None,
     )

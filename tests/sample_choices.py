@@ -17,17 +17,15 @@ from jaxshard_magic.report.choice import (
     SLOWER,
     TOO_LARGE,
     Choice,
-    Considered,
     Question,
+    SearchCandidate,
 )
 from jaxshard_magic.report.comparison import Comparison, Trial
 
 CHIP, ROOM = "TPU v5e", round(15.75 * GIB)
 WIDE, BOTH = {"data": 256}, {"data": 64, "model": 4}
 
-ONE = Question(
-    "Does the whole step fit on one device?", False, "it needs about 61.3 GiB, a device has 15.75 GiB", "dp"
-)
+ONE = Question("Does the whole step fit on one device?", False, "it needs about 61.3 GiB, a device has 15.75 GiB", "dp")
 CUT = Question(
     "Does it fit with parameters and optimizer state cut over all 256 devices?",
     True,
@@ -59,14 +57,14 @@ def considered(
     needs: float | None = None,
     holds: float | None = None,
     **options: Any,
-) -> Considered:
+) -> SearchCandidate:
     """A candidate; `bound` in ms, `needs` and `holds` in GiB."""
     sizes = (None if size is None else round(size * GIB) for size in (needs, holds))
     seconds = None if bound is None else bound / 1000
-    return Considered(strategy, axes, options, line(strategy, axes, options), outcome, why, seconds, *sizes)
+    return SearchCandidate(strategy, axes, options, line(strategy, axes, options), outcome, why, seconds, *sizes)
 
 
-def compiled(tried: Trial, outcome: str, bound: float, needs: float) -> Considered:
+def compiled(tried: Trial, outcome: str, bound: float, needs: float) -> SearchCandidate:
     """The candidate of a trial."""
     return considered(tried.strategy, tried.mesh, outcome, "", bound, needs, **tried.options)
 
@@ -100,9 +98,7 @@ def predicted() -> Choice:
                 4.1,
                 remat="full",
             ),
-            considered(
-                "fsdp+tp", {"data": 32, "model": 8}, BOUND, "sends 7.4 GiB over model", 219.0, 7.7, 3.9
-            ),
+            considered("fsdp+tp", {"data": 32, "model": 8}, BOUND, "sends 7.4 GiB over model", 219.0, 7.7, 3.9),
             considered(
                 "dp",
                 WIDE,
@@ -112,9 +108,7 @@ def predicted() -> Choice:
                 61.3,
                 22.4,
             ),
-            considered(
-                "tp", {"model": 256}, REFUSED, "12 heads do not divide by model=256 (blocks.attn.qkv.kernel)"
-            ),
+            considered("tp", {"model": 256}, REFUSED, "12 heads do not divide by model=256 (blocks.attn.qkv.kernel)"),
         ),
         PATH,
         "predicted",
@@ -210,9 +204,7 @@ def alike() -> Choice:
         (
             considered("pp", {"pipe": 8}, CHOSEN, "", 229.0, 6.3, 1.1),
             considered("fsdp", fsdp, ESTIMATE, "it needs far more than a device has", 175.0, 52.0, 1.2),
-            considered(
-                "dp", fsdp, ESTIMATE, "its arrays alone take more than a device has", 181.0, 61.3, 22.4
-            ),
+            considered("dp", fsdp, ESTIMATE, "its arrays alone take more than a device has", 181.0, 61.3, 22.4),
             considered("tp", tp, ESTIMATE, "it needs far more than a device has", 290.0, 49.0, 1.2),
             *refused,
         ),
@@ -270,9 +262,7 @@ def untimed() -> Choice:
 def ended() -> Choice:
     """The budget ended with candidates left."""
     made = predicted()
-    left = tuple(
-        considered("fsdp+tp", BOTH, LEFT, "", 180.0 + n, 11.0, 3.0, microbatches=2**n) for n in range(1, 6)
-    )
+    left = tuple(considered("fsdp+tp", BOTH, LEFT, "", 180.0 + n, 11.0, 3.0, microbatches=2**n) for n in range(1, 6))
     return replace(made, candidates=made.candidates + left, budget=30.0, seconds=31.7)
 
 
@@ -313,10 +303,10 @@ def hostile() -> Choice:
         evil,
         compared,
         (
-            Considered(first.strategy, first.mesh, {}, first.line, CHOSEN, evil),
-            Considered(second.strategy, second.mesh, {}, second.line, RUNNER_UP),
+            SearchCandidate(first.strategy, first.mesh, {}, first.line, CHOSEN, evil),
+            SearchCandidate(second.strategy, second.mesh, {}, second.line, RUNNER_UP),
             long,
-            Considered(evil, {evil: 2}, {}, evil * 2, REFUSED, evil),
+            SearchCandidate(evil, {evil: 2}, {}, evil * 2, REFUSED, evil),
         ),
         (
             Question(evil * 4, False, "W" * 90, evil),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from jaxshard_magic.analysis.roofline import waits_of
-from jaxshard_magic.report import Collective, Source, Spread, Timing
+from jaxshard_magic.analysis.roofline import waits_by_axes
+from jaxshard_magic.report import Collective, SourceExcerpt, TimeSpread, Timing
 
 KIB, MIB = 2**10, 2**20
 GPT = {"data": 4, "model": 2}
@@ -63,11 +63,9 @@ AT = 28
 GPT_LINKS = {"data": 34e9, "model": 45e9}  # bytes a second
 
 
-def source(
-    name: str, text: Sequence[str], home: bool = False, numbers: tuple[int, ...] | None = None
-) -> Source:
+def source(name: str, text: Sequence[str], home: bool = False, numbers: tuple[int, ...] | None = None) -> SourceExcerpt:
     """A source whose lines count up from 1, or are `numbers` of a file that has more."""
-    return Source(name, numbers or tuple(range(1, len(text) + 1)), tuple(text), home)
+    return SourceExcerpt(name, numbers or tuple(range(1, len(text) + 1)), tuple(text), home)
 
 
 def moved(
@@ -87,9 +85,7 @@ def moved(
     wire = count * size * ring // n
     line, deeper = at
     seconds = wire / min(GPT_LINKS[a] for a in axes)
-    name, number, called = (
-        ("cell [7]", line, None) if deeper is None else ("gpt2.py", deeper, f"cell [7]:{line}")
-    )
+    name, number, called = ("cell [7]", line, None) if deeper is None else ("gpt2.py", deeper, f"cell [7]:{line}")
     text = (CELL[line - 1] if deeper is None else MODULE[deeper - AT]).strip()
     return Collective(
         *(kind, axes, n, count, size, wire, seconds, phase, number, text, name),
@@ -126,7 +122,7 @@ GPT_COLLECTIVES = (
     moved("all-reduce", "data+model", 1, 4, "a number, f32[]", (15, None), "forward"),
 )  # fmt: skip
 
-GPT_STEP = Spread(0.0468, 0.0473, 0.0491)
+GPT_STEP = TimeSpread(0.0468, 0.0473, 0.0491)
 GPT_SOURCES = (
     source("cell [7]", CELL, home=True),
     source("gpt2.py", MODULE, numbers=tuple(range(AT, AT + len(MODULE)))),
@@ -138,9 +134,9 @@ def untimed(collectives: tuple[Collective, ...] | None) -> tuple[Collective, ...
     return tuple(replace(c, seconds=None, exposed=None) for c in collectives or ())
 
 
-def predicted_timing(collectives: tuple[Collective, ...], step_s: Spread | None, calls: int) -> Timing:
+def predicted_timing(collectives: tuple[Collective, ...], step_s: TimeSpread | None, calls: int) -> Timing:
     """What a device does itself, 17.6 ms, and then what of its communication nothing hides."""
-    waits = waits_of(collectives)
+    waits = waits_by_axes(collectives)
     spent = sum(wait.seconds for wait in waits)
     known = {
         "compute_s": 0.0176,

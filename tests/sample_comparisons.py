@@ -11,7 +11,7 @@ from sample_pipelines import measured
 from sample_reports import GIB, memory, wrong
 from sample_staged import STAGES, staged_leaves, staged_memory
 
-from jaxshard_magic.report import Check, Collective, Memory, Pipeline, Report, Spread, Timing
+from jaxshard_magic.report import Check, Collective, Memory, Pipeline, Report, TimeSpread, Timing
 from jaxshard_magic.report.comparison import Comparison, Trial
 
 LIMIT = 16128 * MIB  # of a TPU v5e: 15.75 GiB
@@ -41,10 +41,7 @@ def sends(axes: Mapping[str, int], sent: Mapping[str, int]) -> tuple[Collective,
 def with_peak(found: Memory, peak: int) -> Memory:
     """The same arrays, with as many more temporaries on every device as bring the fullest to `peak` bytes."""
     more = peak - max(d.peak or 0 for d in found.per_device)
-    rows = (
-        replace(d, peak=(d.peak or 0) + more, temporaries=(d.temporaries or 0) + more)
-        for d in found.per_device
-    )
+    rows = (replace(d, peak=(d.peak or 0) + more, temporaries=(d.temporaries or 0) + more) for d in found.per_device)
     return replace(found, per_device=tuple(rows))
 
 
@@ -73,7 +70,7 @@ def trial(
         6.8,
         calls,
         calls,
-        None if ran is None else Spread(0.99 * ran, ran, 1.04 * ran),
+        None if ran is None else TimeSpread(0.99 * ran, ran, 1.04 * ran),
         predicted,
         None if predicted is None else "communication",
         flops=STEP_FLOPS,
@@ -175,9 +172,7 @@ def alone() -> Comparison:
 
 def none_ran() -> Comparison:
     """None could be compiled."""
-    no_axis = failed(
-        "sp", {"data": 8}, "sp needs a sequence axis; the mesh's axes are data", '--mesh "data=2 seq=4"'
-    )
+    no_axis = failed("sp", {"data": 8}, "sp needs a sequence axis; the mesh's axes are data", '--mesh "data=2 seq=4"')
     return Comparison("train_step", (HEADS, no_axis))
 
 
@@ -194,9 +189,7 @@ def one_too_big() -> Comparison:
     big = trial("dp", {"data": 8}, 17.2, (None, 20.5), {"data": 831})
     other = made[3]
     assert other.report is not None
-    return Comparison(
-        "train_step", (big, replace(other, report=replace(other.report, check=wrong().check)), made[0])
-    )
+    return Comparison("train_step", (big, replace(other, report=replace(other.report, check=wrong().check)), made[0]))
 
 
 def many() -> Comparison:
@@ -208,9 +201,7 @@ def many() -> Comparison:
             for remat in (None, "full"):
                 at = len(made)
                 if at % 8 == 7:
-                    made.append(
-                        failed(strategy, axes, f"12 heads do not divide by model={model}", remat=remat)
-                    )
+                    made.append(failed(strategy, axes, f"12 heads do not divide by model={model}", remat=remat))
                     continue
                 step = 30.0 + 4 * ((3 * i + 5 * j) % 11) + 9 * bool(remat)
                 peak = 2.6 + 22 / (step - 26) + 0.9 * ((i + 2 * j) % 4) - 0.6 * bool(remat)

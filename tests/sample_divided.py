@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sample_collectives import KIB, MIB, source
 
-from jaxshard_magic.report import Collective, Experts, Load, Positions, Report, Ring
+from jaxshard_magic.report import Collective, ExpertLoad, Experts, Positions, Report, Ring
 
 AXES = {"expert": 4, "seq": 8}
 NUMBER, TOKENS, GROUPS, PLACES = 32, 4096, 16, 16
@@ -24,13 +24,13 @@ CELL = source(
 )
 
 
-def load(layer: int) -> Load:
+def load(layer: int) -> ExpertLoad:
     """A layer in which one expert has a quarter more than its places, and which rest is even but for its number."""
     others = (2 * TOKENS - ROOM * 5 // 4) // (NUMBER - 1)
     chosen = [others - layer * (e % 3) for e in range(NUMBER)]
     chosen[HOT + layer] += 2 * TOKENS - sum(chosen)
     kept = tuple(min(rows, ROOM) for rows in chosen)
-    return Load(TOKENS, 2, ROOM, GROUPS, tuple(chosen), kept, 40, "cell [4]", 4)
+    return ExpertLoad(TOKENS, 2, ROOM, GROUPS, tuple(chosen), kept, 40, "cell [4]", 4)
 
 
 EXPERTS = Experts(NUMBER, ("expert",), "places", tuple(map(load, range(4))))
@@ -42,9 +42,7 @@ def moved(kind: str, axis: str, job: str, line: int, count: int, size: int, wire
     """One kind of collective of the cell."""
     n = AXES[axis]
     what, text = f"{job}: activation f32[16,64]", CELL.text[line - 1].strip()
-    return Collective(
-        kind, (axis,), n, count, size, wire, None, "forward", line, text, "cell [4]", None, what, job=job
-    )
+    return Collective(kind, (axis,), n, count, size, wire, None, "forward", line, text, "cell [4]", None, what, job=job)
 
 
 COLLECTIVES = (

@@ -9,15 +9,23 @@ from sample_leaves import ITEM, gpt_leaves, leaf
 from sample_reports import attached
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.explorer import Array, Explorer, Laid, Line, Place, Stepped, arrays_of
-from jaxshard_magic.explorer.cuts import cut_of
-from jaxshard_magic.explorer.stepped import Compiled, Predicted
+from jaxshard_magic.explorer import (
+    DeviceSource,
+    ExploredArray,
+    ExploredLayout,
+    ExploredStep,
+    Explorer,
+    ShardLine,
+    find_arrays,
+)
+from jaxshard_magic.explorer.explored_step import CompiledLine, LinePrediction
+from jaxshard_magic.explorer.shard_sizes import dim_axes
 from jaxshard_magic.report import Leaf
 
 CELL = "state, loss = train_step(state, batch)"
 
 
-class Slice(Place):
+class Slice(DeviceSource):
     """Devices of which only the number is known."""
 
     count = 8  # pyright: ignore
@@ -36,17 +44,17 @@ class Turned(Slice):
         return tuple(reversed(super().ids(axes)))
 
 
-class Known(Stepped):
+class Known(ExploredStep):
     """A step of which one layout is known, and nothing else can be planned or compiled."""
 
-    def plan(self, line: str, mesh: Any) -> Laid:
-        if not line.startswith(f"%%shard {self.laid.strategy}") or "--mesh" in line:
+    def plan(self, line: str, mesh: Any) -> ExploredLayout:
+        if not line.startswith(f"%%shard {self.layout.strategy}") or "--mesh" in line:
             raise ShardError("there is no kernel behind this page")
-        return self.laid
+        return self.layout
 
 
-def array(leaf: Leaf, classes: tuple[int, ...]) -> Array:
-    return Array(leaf.path, leaf.role, leaf.shape, leaf.dtype, 8 * ITEM[leaf.dtype], classes)
+def array(leaf: Leaf, classes: tuple[int, ...]) -> ExploredArray:
+    return ExploredArray(leaf.path, leaf.role, leaf.shape, leaf.dtype, 8 * ITEM[leaf.dtype], classes)
 
 
 def of_leaves(leaves: tuple[Leaf, ...], axes: Mapping[str, int], note: str = "") -> Explorer:
@@ -57,8 +65,8 @@ def of_leaves(leaves: tuple[Leaf, ...], axes: Mapping[str, int], note: str = "")
         name = each.path.removeprefix("opt.mu.").removeprefix("opt.nu.")
         fresh = tuple(100 * n + dim for dim in range(len(each.shape)))
         arrays.append(array(each, numbers.setdefault(name, fresh)))
-    cuts = tuple(cut_of(each.spec, len(each.shape)) for each in leaves)
-    laid = Laid("fsdp+tp", dict(axes), cuts, tuple(each.why for each in leaves))
+    cuts = tuple(dim_axes(each.spec, len(each.shape)) for each in leaves)
+    laid = ExploredLayout("fsdp+tp", dict(axes), cuts, tuple(each.why for each in leaves))
     unknown: Any = None
     stepped = Known("train_step", tuple(arrays), laid, laid, unknown, CELL, unknown, unknown, {})
     home = " ".join(f"{axis}={size}" for axis, size in axes.items())
@@ -66,7 +74,7 @@ def of_leaves(leaves: tuple[Leaf, ...], axes: Mapping[str, int], note: str = "")
         tuple(arrays),
         axes,
         place=Slice(),
-        line=Line(home=home),
+        line=ShardLine(default_mesh=home),
         strategy="fsdp+tp",
         stepped=stepped,
         note=note,
@@ -108,14 +116,14 @@ def odd() -> Explorer:
         "thin=bf16[1,1,30]",
         f"{'a_long_name.' * 4}w=f32[7,11,13,17,19]",
     ]
-    return Explorer(arrays_of(words, {}), {"data": 3, "model": 2}, place=Place(), line=Line())
+    return Explorer(find_arrays(words, {}), {"data": 3, "model": 2}, place=DeviceSource(), line=ShardLine())
 
 
 def compiled() -> Explorer:
     """Another mesh, and its line compiled; the plan had told a little less."""
     ex = edited()
     told = tuple(c for c in GPT_COLLECTIVES if c.kind != "all-to-all")
-    ex.compiled = Compiled(ex.line, attached(), Predicted(380 * MIB, 4200 * MIB, told))
+    ex.compiled = CompiledLine(ex.line, attached(), LinePrediction(380 * MIB, 4200 * MIB, told))
     return ex
 
 

@@ -6,9 +6,19 @@ from sample_attached import GIB, attached, memory, simulated
 from sample_collectives import GPT_STEP, KIB, MIB, predicted_timing, source
 from sample_leaves import gpt_leaves, leaf, mesh
 
-from jaxshard_magic.report import Advice, Check, Collective, Leaf, Report, Source, Spec, Spread, Timing
+from jaxshard_magic.report import (
+    Advice,
+    Check,
+    Collective,
+    Leaf,
+    Report,
+    SourceExcerpt,
+    Spec,
+    TimeSpread,
+    Timing,
+)
 
-_UNTOLD = Source("\u91cd\u307f", (), (), False, "this file has changed since the step was traced")
+_UNTOLD = SourceExcerpt("\u91cd\u307f", (), (), False, "this file has changed since the step was traced")
 
 
 def one_device() -> Report:
@@ -21,7 +31,7 @@ def one_device() -> Report:
         leaves=tuple(replace(x, wanted=(), lost=0) for x in leaves),
         memory=memory(leaves, 1, 7000 * MIB, 16128 * MIB),
         collectives=(),
-        timing=Timing(5.0, 1, 1, Spread(0.2, 0.2, 0.2)),
+        timing=Timing(5.0, 1, 1, TimeSpread(0.2, 0.2, 0.2)),
         advice=(),
     )
 
@@ -36,9 +46,7 @@ def shapes() -> Report:
         leaf("pair", (48, 24), (("fsdp", "model"), None), axes, dtype="bfloat16", why="rule"),
         leaf("cube", (8, 12, 9), ("data", "fsdp", "model"), axes, why="rule"),
         leaf("conv", (3, 3, 64, 96), (None, None, "fsdp", "model"), axes, why="tp by channel"),
-        leaf(
-            "video", (4, 8, 16, 16, 3), ("data", None, None, None, "model"), axes, "batch", "uint8", "batch"
-        ),
+        leaf("video", (4, 8, 16, 16, 3), ("data", None, None, None, "model"), axes, "batch", "uint8", "batch"),
         leaf("empty", (0, 4), (), axes, why="empty"),
     )
     return replace(
@@ -73,9 +81,7 @@ def large() -> Report:
         leaves=tuple(leaves),
         memory=memory(tuple(leaves), 512, 8000 * MIB, 16128 * MIB, extra),
         collectives=tuple(
-            Collective(
-                "all-gather", ("data",), 64, 400, n * MIB, 300 * n * MIB, line=n, source=f"x = block{n}(x)"
-            )
+            Collective("all-gather", ("data",), 64, 400, n * MIB, 300 * n * MIB, line=n, source=f"x = block{n}(x)")
             for n in range(1, 31)
         ),
         sources=(),
@@ -90,9 +96,7 @@ def hostile() -> Report:
     evil = "<script>alert('x')</script>&\"'\x1b[2J\nq"
     leaves = (
         leaf(f"{evil}.kernel", (64, 64), ("d\u00e4ta", "<b>"), axes, why=evil),
-        leaf(
-            "\u91cd\u307f.\u5c64_0.kernel", (64, 63), ("d\u00e4ta", None), axes, why="63 % 2", wanted=("<b>",)
-        ),
+        leaf("\u91cd\u307f.\u5c64_0.kernel", (64, 63), ("d\u00e4ta", None), axes, why="63 % 2", wanted=("<b>",)),
         leaf("a_very_long_module_name." * 8 + "kernel", (8, 8, 8, 8, 8), ("d\u00e4ta",), axes),
     )
     kind = "TPU <i>v5</i>"
@@ -142,6 +146,6 @@ def toy() -> Report:
         memory=memory(leaves, 8, 1300 * KIB, 16128 * MIB, {0: 700 * KIB}),
         collectives=(Collective("all-gather", ("fsdp",), 4, 6, 96 * KIB, 432 * KIB),),
         sources=(),
-        timing=Timing(1.2, 20, 20, Spread(0.00021, 0.00022, 0.0003)),
+        timing=Timing(1.2, 20, 20, TimeSpread(0.00021, 0.00022, 0.0003)),
         advice=(),
     )

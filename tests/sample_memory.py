@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from sample_collectives import AT
 
-from jaxshard_magic.report import Buffer, Live, Memory
+from jaxshard_magic.report import Buffer, LiveMemory, Memory
 
 MIB = 2**20
 
@@ -32,7 +32,7 @@ def _buffer(what: str, dtype: str, shape: tuple[int, ...], phase: str | None, li
 
 BUFFERS = tuple(_buffer(*row) for row in _BUFFERS)
 LOGITS = _buffer("dot_general", "f32", (16, 1024, 50257), "forward", 14)
-LIVE = Live(
+LIVE = LiveMemory(
     at=tuple(range(0, 400, 20)),
     bytes=tuple(MIB * (300 + 430 * min(i, 19 - i)) for i in range(20)),
     instructions=400,
@@ -46,9 +46,7 @@ LIVE = Live(
 def with_measured(memory: Memory) -> Memory:
     """`memory` with its buffers, and peaks that lie 1% to 2% above the computed ones; of the last device none."""
     rows = tuple(
-        replace(
-            d, measured=None if d is memory.per_device[-1] else (d.peak or 0) * (101 + d.device % 2) // 100
-        )
+        replace(d, measured=None if d is memory.per_device[-1] else (d.peak or 0) * (101 + d.device % 2) // 100)
         for d in memory.per_device
     )
     return replace(memory, per_device=rows, buffers=BUFFERS, others=(81, 152 * MIB), live=LIVE)

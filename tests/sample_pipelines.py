@@ -10,7 +10,7 @@ from sample_reports import MIB, attached
 from jaxshard_magic import schedule
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Pipeline, PipelineEvent, Rank, Refused, Report
+from jaxshard_magic.report import Pipeline, PipelineEvent, PipelineRank, RefusedSchedule, Report
 from jaxshard_magic.schedule import Costs, Schedule
 
 MS = 1e-3
@@ -115,7 +115,7 @@ def _with_refused(p: Pipeline) -> Pipeline:
                     try:
                         schedule.make(name, stages=stages, microbatches=microbatches, chunks=chunks)
                     except ShardError as error:
-                        found.append(Refused(name, stages, microbatches, chunks, str(error)))
+                        found.append(RefusedSchedule(name, stages, microbatches, chunks, str(error)))
     return replace(p, refused=tuple(found))
 
 
@@ -172,7 +172,7 @@ def hostile() -> Pipeline:
     made = timeline(schedule.make("1f1b", stages=1, microbatches=2))
     evil = "<script>alert('x')</script>&\"\x1b[2J\n"
     events = (*made.events, PipelineEvent(0, evil, 0.0, 1.0), PipelineEvent(7, "7F0", 0.0, 1.0))
-    ranks = (Rank((0,), (0,), evil * 3),)
+    ranks = (PipelineRank((0,), (0,), evil * 3),)
     return replace(made, schedule=evil, ranks=ranks, events=events, what_if=(), refused=())
 
 

@@ -13,7 +13,7 @@ from sample_metrics import metrics
 from sample_options import ALTERNATIVES, ASKED
 from sample_staged import staged
 
-from jaxshard_magic.report import Advice, Check, Collective, Report, Source, Spread, Timing
+from jaxshard_magic.report import Advice, Check, Collective, Report, SourceExcerpt, TimeSpread, Timing
 
 
 def profiled() -> Report:
@@ -56,9 +56,7 @@ def hinted() -> Report:
                 "The old state stays while the new one is made: 1.39\u202fGiB more.",
                 "--donate",
             ),
-            Advice(
-                "loop-length", "info", "A collective runs in a loop of unknown length: counted for one pass."
-            ),
+            Advice("loop-length", "info", "A collective runs in a loop of unknown length: counted for one pass."),
             Advice("hold", "info", "475 MiB of params0 lie on device 0, which your notebook still holds."),
         ),
     )
@@ -71,7 +69,7 @@ def looped() -> Report:
     assert report.timing is not None
     timing = replace(
         report.timing,
-        step_s=Spread(0.0055, 0.00584, 0.0071),
+        step_s=TimeSpread(0.0055, 0.00584, 0.0071),
         how="start to end",
         apart_s=0.0217,
         predicted_step_s=0.0176 + spent,
@@ -175,9 +173,7 @@ def files() -> Report:
     sizes = {("cell [12]", 20): 400, ("cell [12]", 24): 200, ("cell [12]", 90): 100, ("model.py", 31): 300}
     sizes |= {("model.py", 210): 50, ("layers.py", 1): 20}
     gathers = tuple(
-        Collective(
-            "all-gather", ("data",), 4, 2, n * 512 * KIB, n * 768 * KIB, None, "forward", line, text, file
-        )
+        Collective("all-gather", ("data",), 4, 2, n * 512 * KIB, n * 768 * KIB, None, "forward", line, text, file)
         for (file, line), n in sizes.items()
         for text in [texts[file, line]]
     )
@@ -202,7 +198,7 @@ def partly() -> Report:
 def changed() -> Report:
     """The text of the step's file can't be had any more, nor that of a module."""
     note = "this file has changed since the step was traced"
-    notes = (Source("train.py", (), (), True, note), Source("gpt2.py", (), (), False, note))
+    notes = (SourceExcerpt("train.py", (), (), True, note), SourceExcerpt("gpt2.py", (), (), False, note))
     lines = {14: ("train.py", 44), 9: ("gpt2.py", 9), 15: ("gpt2.py", 15)}
     rows = (
         replace(c, source=None, called="train.py:41")

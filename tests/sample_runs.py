@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from jaxshard_magic.pipeline.record import Event, Handover, Run
+from jaxshard_magic.pipeline.record import ActionEvent, Handover, PipelineRun
 from jaxshard_magic.schedule import Action, Costs, Schedule, simulate
-from jaxshard_magic.schedule.actions import parts
+from jaxshard_magic.schedule.actions import entry_actions
 
 
-def ran(made: Schedule, costs: Costs, start: float = 0.25) -> Run:
+def ran(made: Schedule, costs: Costs, start: float = 0.25) -> PipelineRun:
     """`made` run exactly at `costs`, its first action `start` seconds after the step began.
 
     A receiver sees a result when it comes, or when it is done with what it does until then.
@@ -16,28 +16,28 @@ def ran(made: Schedule, costs: Costs, start: float = 0.25) -> Run:
     events = tuple(
         event for placed in found.events for event in _parts(made, costs, placed.rank, placed.action, placed)
     )
-    moved = tuple(Event(e.rank, e.action, e.start + start, e.end + start) for e in events)
+    moved = tuple(ActionEvent(e.rank, e.action, e.start + start, e.end + start) for e in events)
     peaks = tuple(map(int, found.peak_activations))
     handovers = tuple(_handovers(made, costs, {e.action: e for e in moved}))
-    return Run(made, moved, handovers, peaks, start + found.makespan + 0.5)
+    return PipelineRun(made, moved, handovers, peaks, start + found.makespan + 0.5)
 
 
-def _parts(made: Schedule, costs: Costs, rank: int, step, placed) -> Iterator[Event]:
+def _parts(made: Schedule, costs: Costs, rank: int, step, placed) -> Iterator[ActionEvent]:
     """The parts of a fused action one after the other."""
     own, now = costs.per_stage(made.stages * made.chunks), placed.start
     takes = {"F": own.forward, "B": own.backward, "I": own.input_grad, "W": own.weight_grad}
-    for part in parts(step):
+    for part in entry_actions(step):
         end = now + takes[part.kind][part.stage]
-        yield Event(rank, str(part), now, end)
+        yield ActionEvent(rank, str(part), now, end)
         now = end
 
 
-def _handovers(made: Schedule, costs: Costs, ended: Mapping[str, Event]) -> Iterator[Handover]:
+def _handovers(made: Schedule, costs: Costs, ended: Mapping[str, ActionEvent]) -> Iterator[Handover]:
     transfer = costs.per_stage(made.stages * made.chunks).transfer
     for row in made.grid:
         free = 0.0
         for step in row:
-            for stage, kind, mb in parts(step):
+            for stage, kind, mb in entry_actions(step):
                 sender = {"F": stage - 1, "W": -1}.get(kind, stage + 1)
                 if 0 <= sender < len(transfer) and made.rank_of[sender] != made.rank_of[stage]:
                     names = [str(Action(sender, k, mb)) for k in ("F" if kind == "F" else "BI")]

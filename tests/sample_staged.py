@@ -16,7 +16,7 @@ from jaxshard_magic.report import (
     MeshInfo,
     Report,
     Spec,
-    Spread,
+    TimeSpread,
     Timing,
 )
 
@@ -24,9 +24,7 @@ GIB = 2**30
 STAGES = {"pipe": 4, "data": 2}
 
 
-def of_stage(
-    stage: int, path: str, shape: tuple[int, ...], spec: Spec, *, stages: int = 1, **fields: Any
-) -> Leaf:
+def of_stage(stage: int, path: str, shape: tuple[int, ...], spec: Spec, *, stages: int = 1, **fields: Any) -> Leaf:
     """A leaf of one stage of `STAGES`, or of so many from that one on."""
     within = {"pipe": (stage, stage + stages)}
     return replace(leaf(path, shape, spec, STAGES | {"pipe": stages}, **fields), within=within)
@@ -46,9 +44,7 @@ def staged_leaves() -> tuple[Leaf, ...]:
     odd, stack = "fsdp: 767 does not divide by data=2", (8, 768, 64)
     params = [of_stage(s, path, shape, spec, why=why) for s, path, shape, spec, why in rows]
     params.append(of_stage(2, "gate", (767, 767), (), why=odd, wanted=("data",)))
-    params.append(
-        of_stage(1, "adapters.kernel", stack, ("pipe", None, "data"), stages=2, why="scanned layers")
-    )
+    params.append(of_stage(1, "adapters.kernel", stack, ("pipe", None, "data"), stages=2, why="scanned layers"))
     moments = [
         replace(x, path=f"opt.{m}.{x.path}", role="optimizer", why="follows its parameter")
         for m in ("mu", "nu")
@@ -88,7 +84,7 @@ def staged() -> Report:
         leaves=leaves,
         memory=staged_memory(leaves, info),
         collectives=(Collective("all-gather", ("data",), 2, 48, 9 * MIB, 216 * MIB),),
-        timing=Timing(9.3, 20, 20, Spread(0.21, 0.22, 0.23)),
+        timing=Timing(9.3, 20, 20, TimeSpread(0.21, 0.22, 0.23)),
         advice=(Advice("not-cut", "warning", advice),),
         check=Check(True, 1.2e-6, 2e-6, 1e-4, "one device"),
     )

@@ -5,9 +5,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-CACHE = (
-    Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
-)
+CACHE = Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
 # Most of the tests' time is LLVM optimising programs that run once; XLA's fusion emitters, which jaxlib 0.10 can do
 # without, take two thirds of what is left of a compile. Neither changes what is compiled.
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]

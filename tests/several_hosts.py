@@ -34,9 +34,7 @@ def run(function: str, *args: Any, hosts: int = 2, devices: int = 8, seconds: fl
     with started(function, *args, hosts=hosts, devices=devices) as (processes, logs):
         _wait(processes, time.monotonic() + seconds)
         said = [log.read_text() for log in logs]
-    results = [
-        line.removeprefix(MARK) for text in said for line in text.splitlines() if line.startswith(MARK)
-    ]
+    results = [line.removeprefix(MARK) for text in said for line in text.splitlines() if line.startswith(MARK)]
     assert len(results) == hosts, "\n".join(said)
     return [json.loads(result) for result in results]
 

@@ -14,12 +14,9 @@ from jaxshard_magic.program.shardy import tensor_bytes
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 SMALL = 64  # bytes: sums of single numbers, which compilers merge
-PROPAGATION = (
-    "builtin.module(inline,symbol-dce,sdy-propagation-pipeline,func.func(sdy-populate-op-sharding-rules))"
-)
+PROPAGATION = "builtin.module(inline,symbol-dce,sdy-propagation-pipeline,func.func(sdy-populate-op-sharding-rules))"
 COLLECTIVES = (
-    "builtin.module(func.func("
-    "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives))"
+    "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives))"
 )
 Moves = Counter[tuple[str, tuple[str, ...]]]
 
@@ -70,15 +67,11 @@ def _sum_whole(module: Any) -> None:
         left = [_without(each, along) for each in given]
         if left == given:
             continue
-        operation.attributes["sdy.sharding"] = ir.Attribute.parse(
-            f"#sdy.sharding_per_value<[{', '.join(left)}]>"
-        )
+        operation.attributes["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(left)}]>")
         for result, sharding in zip(operation.results, given, strict=True):
             attributes = {"sharding": ir.Attribute.parse(f"#sdy.sharding{sharding}")}
             with ir.InsertionPoint(operation):
-                back = ir.Operation.create(
-                    "sdy.reshard", [result.type], [result], attributes, loc=operation.location
-                )
+                back = ir.Operation.create("sdy.reshard", [result.type], [result], attributes, loc=operation.location)
             back.move_after(operation)
             result.replace_all_uses_except(back.results[0], back)
 
@@ -106,9 +99,7 @@ def _sharding(value: Any) -> str:
     if isinstance(owner, ir.Block):
         number, parent = ir.BlockArgument(value).arg_number, owner.owner
         if parent.name == "func.func":
-            attribute: Any = (
-                list(parent.attributes["arg_attrs"])[number] if "arg_attrs" in parent.attributes else {}
-            )
+            attribute: Any = list(parent.attributes["arg_attrs"])[number] if "arg_attrs" in parent.attributes else {}
             return str(attribute["sdy.sharding"]) if "sdy.sharding" in attribute else ""
         if parent.name == "stablehlo.while" and "sdy.sharding" in parent.attributes:
             return _per_value(parent.attributes["sdy.sharding"])[number]

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.step import programs
+from jaxshard_magic.step import step_programs
 
 
 def shard(fn, **options):
@@ -47,4 +47,4 @@ def no_way_back(monkeypatch):
     def fail(*_):
         raise AssertionError("the call was taken apart again")
 
-    monkeypatch.setattr(programs, "peel", fail)
+    monkeypatch.setattr(step_programs, "flatten_call", fail)

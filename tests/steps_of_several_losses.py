@@ -18,8 +18,7 @@ from pipelined_steps import (
 
 def blocks(seed, layers=4):
     return [
-        {"a": normal(seed + i, WIDTH, 2 * WIDTH), "b": normal(seed + 50 + i, 2 * WIDTH, WIDTH)}
-        for i in range(layers)
+        {"a": normal(seed + i, WIDTH, 2 * WIDTH), "b": normal(seed + 50 + i, 2 * WIDTH, WIDTH)} for i in range(layers)
     ]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from figures_told import SHARE, TIME, of_payload
 
 from jaxshard_magic.report import Collective, Report
-from jaxshard_magic.report.metrics import Tail
+from jaxshard_magic.report.metrics import CurveTail
 from jaxshard_magic.views.format import UNKNOWN, byte_text, seconds_text, share_text
 from jaxshard_magic.views.payload import payload
 from jaxshard_magic.views.pictures.communication import communication
 from jaxshard_magic.views.training.data import label_of
-from jaxshard_magic.views.training.payload import update
+from jaxshard_magic.views.training.payload import update_payload
 
 Figure = tuple[
     str, str, str
@@ -120,9 +120,7 @@ def _said(words: str) -> Iterator[Figure]:
 
 
 def _cells(row: str) -> list[str]:
-    return [
-        " ".join(re.split(" +", unescape(re.sub(r"<[^>]+>", " ", c)).strip())) for c in _CELL.findall(row)
-    ]
+    return [" ".join(re.split(" +", unescape(re.sub(r"<[^>]+>", " ", c)).strip())) for c in _CELL.findall(row)]
 
 
 def _row(heads: Sequence[str], cells: Sequence[str]) -> Iterable[Figure]:
@@ -213,7 +211,7 @@ def _over(kind: str, over: Sequence[int] | None, axes: Sequence[str]) -> str:
 def _live(report: Report) -> list[dict[str, Any]]:
     """The curves as a live view has them at the loop's end."""
     curves = report.metrics.curves if report.metrics else ()
-    return update(0, [Tail(curve, 0, 1) for curve in curves], "", None)["curves"]
+    return update_payload(0, [CurveTail(curve, 0, 1) for curve in curves], "", None)["curves"]
 
 
 def of_picture(report: Report) -> Iterator[Figure]:
@@ -221,9 +219,7 @@ def of_picture(report: Report) -> Iterator[Figure]:
     if report.collectives is None:
         return
     rows: dict[float, list[tuple[float, str]]] = defaultdict(list)
-    for x, y, text in re.findall(
-        r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', communication(report, "light")
-    ):
+    for x, y, text in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', communication(report, "light")):
         rows[float(y)].append((float(x), unescape(re.sub(r"<[^>]+>", "", text)).strip()))
     heads: list[str] = []
     for _, row in sorted(rows.items()):

@@ -16,7 +16,7 @@ from zoo import equinox_steps, linen_steps, nnx_transformers, parts, plain_steps
 
 from jaxshard_magic.analysis.collectives import collectives
 from jaxshard_magic.codegen import Code
-from jaxshard_magic.codegen.trying import Moves, counted
+from jaxshard_magic.codegen.edit_search import CollectiveCounts, count_collectives
 
 CALL = """from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ class Run:
     """What a program gave in a bare process: its numbers by name, and the collectives that it was compiled to."""
 
     numbers: Mapping[str, np.ndarray]
-    moves: Moves
+    moves: CollectiveCounts
 
 
 def bare(program: Code, folder: Path) -> Run:
@@ -105,7 +105,7 @@ def bare(program: Code, folder: Path) -> Run:
     dump = [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text", "--xla_dump_hlo_module_re=jit_program"]
     printed(program.text + SAVED, saved, flags=dump)
     (text,) = dumped.glob("*jit_program*after_optimizations.txt")
-    return Run(dict(np.load(saved)), counted(collectives(text.read_text(), program.mesh)))
+    return Run(dict(np.load(saved)), count_collectives(collectives(text.read_text(), program.mesh)))
 
 
 def plain(home: Home) -> dict[str, np.ndarray]:

@@ -98,9 +98,7 @@ def classified(logits: Any, labels: Any) -> tuple[Any, Any]:
     return cross_entropy(logits, labels), logits
 
 
-def gradients(
-    differentiate: Callable[..., Any], loss: Callable[..., Any], params: Any
-) -> tuple[Any, Any, Any]:
+def gradients(differentiate: Callable[..., Any], loss: Callable[..., Any], params: Any) -> tuple[Any, Any, Any]:
     """The value, logits and gradients of `loss`, which is scaled while it is differentiated."""
 
     def larger(p):
@@ -141,9 +139,7 @@ def linen(dtype, shards):
     @jax.jit
     def step(state, batch):
         def loss(p):
-            return classified(
-                state.apply_fn({"params": cast(p, dtype)}, cast(batch["image"], dtype)), batch["label"]
-            )
+            return classified(state.apply_fn({"params": cast(p, dtype)}, cast(batch["image"], dtype)), batch["label"])
 
         value, logits, grads = gradients(jax.value_and_grad, loss, state.params)
         right = jnp.mean(jnp.argmax(logits, -1) == batch["label"])
@@ -197,9 +193,7 @@ KINDS = {
     "nnx-cnn": Kind(
         "nnx_cnn_returns_nothing", lambda seed: {"batch": images(seed)}, "^Conv", convolutions, looped=True
     ),
-    "nnx-transformer": Kind(
-        "nnx_transformer", lambda seed: {"batch": sentences(seed)}, "Attention", transformer
-    ),
+    "nnx-transformer": Kind("nnx_transformer", lambda seed: {"batch": sentences(seed)}, "Attention", transformer),
     "linen": Kind("linen_train_state", lambda seed: {"batch": labelled(seed, 8, 8)}, "Dense_0", linen),
     "pytree": Kind("dict_of_arrays", lambda seed: {"batch": vectors(seed)}, "^mlp$", descending),
     "equinox": Kind("equinox_filter_jit", vectors, "^Linear$", equinox),

@@ -185,10 +185,7 @@ def test_the_output_of_a_cell_holds_arrays_and_what_is_said_frees_them(notebook)
 def test_what_is_held_out_of_sight_is_said():
     keep = kib()
     (line,) = abstract_names({"x": keep}, ["x"])
-    assert (
-        line
-        == f"x: 1 array, 0{chr(0x202F)}B freed (now shapes); 4.00{KIB} still held outside the notebook's names"
-    )
+    assert line == f"x: 1 array, 0{chr(0x202F)}B freed (now shapes); 4.00{KIB} still held outside the notebook's names"
 
 
 def test_shapes_already_are_said():
@@ -211,9 +208,7 @@ def test_arrays_that_no_pytree_shows_are_refused():
     class State:
         w: jax.Array
 
-    assert "'s' has arrays in a State, which jax does not know as a pytree" in refusal(
-        {"s": State(kib())}, "s"
-    )
+    assert "'s' has arrays in a State, which jax does not know as a pytree" in refusal({"s": State(kib())}, "s")
     assert "in a State" in refusal({"x": kib(), "s": {"deep": [State(kib())]}}, "x", "s")
 
 
@@ -295,9 +290,7 @@ def test_an_equinox_model_by_filter_eval_shape():
     model = eqx.filter_eval_shape(equinox_steps.Net, key)
     opt_state = eqx.filter_eval_shape(lambda m: adam.init(eqx.filter(m, eqx.is_array)), model)
     real = equinox_steps.Net(key)
-    whole = report(
-        step, real, adam.init(eqx.filter(real, eqx.is_array)), filled(BATCH["x"]), filled(BATCH["y"])
-    )
+    whole = report(step, real, adam.init(eqx.filter(real, eqx.is_array)), filled(BATCH["x"]), filled(BATCH["y"]))
     assert_alike(report(step, model, opt_state, BATCH["x"], BATCH["y"]), whole)
 
 

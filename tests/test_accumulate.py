@@ -17,7 +17,7 @@ from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.gradients.rows import join, rows_of, split
+from jaxshard_magic.gradients.rows import join_microbatches, microbatch_rows, split_microbatches
 
 KEY = jax.random.key(0)
 WIDTH, LAYERS, EXAMPLES = 32, 3, 32
@@ -98,10 +98,7 @@ def step_of(loss, optimizer=OPTIMIZERS["adam, clipped"]):
 
 def farthest(got, want):
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    far = [
-        np.max(np.abs(np.asarray(a) - np.asarray(b))) / (np.max(np.abs(np.asarray(b))) + 1e-9)
-        for a, b in pairs
-    ]
+    far = [np.max(np.abs(np.asarray(a) - np.asarray(b))) / (np.max(np.abs(np.asarray(b))) + 1e-9) for a, b in pairs]
     return max(map(float, far))
 
 
@@ -215,7 +212,7 @@ def test_statistics_of_a_batch_norm_go_from_one_microbatch_to_the_next_as_by_han
     assert "from one to the next" in said.message
 
     by_hand, _ = nnx_state()
-    data, rows = batch(), rows_of(EXAMPLES, 4, 2)
+    data, rows = batch(), microbatch_rows(EXAMPLES, 4, 2)
     for mine in rows:
         by_hand(data["x"][mine])
     np.testing.assert_allclose(model.norm.mean[...], by_hand.norm.mean[...], rtol=1e-5, atol=1e-6)
@@ -253,15 +250,13 @@ def test_a_gradient_that_reads_no_examples_is_that_of_the_whole_batch():
 
 
 def test_rows_of_every_shard_are_in_every_microbatch_and_join_undoes_split():
-    assert rows_of(12, 3, 2).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    assert microbatch_rows(12, 3, 2).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     x = jnp.arange(5 * 12).reshape(5, 12)
-    np.testing.assert_array_equal(split(x, 1, 3, 2)[1], x[:, jnp.array([2, 3, 8, 9])])
-    np.testing.assert_array_equal(join(split(x, 1, 3, 2), 1, 2), x)
+    np.testing.assert_array_equal(split_microbatches(x, 1, 3, 2)[1], x[:, jnp.array([2, 3, 8, 9])])
+    np.testing.assert_array_equal(join_microbatches(split_microbatches(x, 1, 3, 2), 1, 2), x)
 
 
-@pytest.mark.parametrize(
-    "options", thinned([{"microbatches": 4}, {"remat": "full"}, {"pad": True}], [{"pad": True}])
-)
+@pytest.mark.parametrize("options", thinned([{"microbatches": 4}, {"remat": "full"}, {"pad": True}], [{"pad": True}]))
 def test_a_step_with_options_keeps_no_argument_and_no_model_alive(options):
     step, init = step_of(mean)
     sharded, params = jaxshard_magic.shard(step, "dp", mesh="data=2", **options), weights()
@@ -287,9 +282,7 @@ def test_a_loss_that_couples_examples_says_so_and_is_that_of_a_loop_by_hand():
     sharded(weights(1), init(weights(1)), batch())
     assert sharded.checked.passed and "by hand" in sharded.checked.reference
     (said,) = [f for f in sharded.entry.plan.findings if f.code == "microbatches"]
-    assert (
-        said.level == "warning" and "no sum over examples" in said.message and "dot_general" in said.message
-    )
+    assert said.level == "warning" and "no sum over examples" in said.message and "dot_general" in said.message
 
 
 @pytest.mark.parametrize(

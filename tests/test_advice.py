@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from jaxshard_magic.analysis.advice import Case
 from jaxshard_magic.analysis.advice import advise as advice_on
-from jaxshard_magic.analysis.collectives import moves
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.collectives import module_collectives
+from jaxshard_magic.analysis.hlo import parse_module
 from jaxshard_magic.report import Advice, Leaf, MeshInfo
 
 MIB = 2**20
@@ -221,9 +221,7 @@ def test_what_alike_leaves_take_is_told_of_all_together():
     alike = [leaf(f"{name}.table", (1000, 512)) for name in ("emb", "mu", "nu")]
     (told,) = advise([cut, *alike, BATCH], MESH, "fsdp")
     assert told.message.startswith("emb.table lies whole on every device: ")
-    assert told.message.endswith(
-        "With 2 more like it, it takes 5.86\u202fMiB there."
-    )  # 3 of 1000 x 512 x 4 B
+    assert told.message.endswith("With 2 more like it, it takes 5.86\u202fMiB there.")  # 3 of 1000 x 512 x 4 B
 
 
 def test_leaves_left_whole_on_purpose_are_not_named():
@@ -231,13 +229,11 @@ def test_leaves_left_whole_on_purpose_are_not_named():
     cut = leaf("w", (512, 512), ("data", None), axes=AXES)
     assert advise([whole, BATCH], MESH, "dp") == ()
     assert advise([cut, small, BATCH], MESH, "fsdp") == ()
-    assert advise([cut, whole, BATCH], MESH, "fsdp", given={"emb.table"}) == ()
+    assert advise([cut, whole, BATCH], MESH, "fsdp", user_spec_paths={"emb.table"}) == ()
 
 
 def on_stages(first: int, end: int, *args, **fields) -> Leaf:
-    return replace(
-        leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)}
-    )
+    return replace(leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)})
 
 
 def test_what_a_pipeline_puts_on_one_stage_is_neither_whole_everywhere_nor_a_reason_to_cut_others():
@@ -284,12 +280,12 @@ ENTRY %e (p: f32[8]) -> f32[8] {
 
 
 def test_collectives_in_a_loop_of_unknown_length_are_told():
-    found = moves(read(LOOP), AXES)
-    (told,) = advise([BATCH], MESH, "dp", moves=found)
+    found = module_collectives(parse_module(LOOP), AXES)
+    (told,) = advise([BATCH], MESH, "dp", hlo_collectives=found)
     assert told.code == "loop-length"
     assert told.message.startswith("A collective runs in a loop whose length is only known while it runs")
     known = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
-    assert advise([BATCH], MESH, "dp", moves=moves(read(known), AXES)) == ()
+    assert advise([BATCH], MESH, "dp", hlo_collectives=module_collectives(parse_module(known), AXES)) == ()
 
 
 def test_warnings_come_before_what_is_only_worth_knowing():
@@ -299,14 +295,14 @@ def test_warnings_come_before_what_is_only_worth_knowing():
         MESH,
         "fsdp",
         idle_axes=("model",),
-        moves=moves(read(LOOP), AXES),
+        hlo_collectives=module_collectives(parse_module(LOOP), AXES),
     )
     assert codes(told) == ["idle-axis", "whole", "loop-length"]
 
 
 def test_state_that_lies_in_memory_twice_is_told_from_a_mebibyte():
     state = leaf("w", (1024, 512), ("data", None), axes=AXES)
-    assert codes(advise([BATCH], MESH, "fsdp", kept=[state])) == []
-    (told,) = advise([BATCH], MESH, "fsdp", kept=[state] * AXES["data"])
+    assert codes(advise([BATCH], MESH, "fsdp", undonated_state=[state])) == []
+    (told,) = advise([BATCH], MESH, "fsdp", undonated_state=[state] * AXES["data"])
     assert (told.code, told.fix) == ("not-donated", "--donate")
     assert "2.00\u202fMiB more on every device" in told.message

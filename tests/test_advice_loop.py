@@ -14,10 +14,10 @@ from sample_metrics import metrics
 from test_advice_speed import case, told
 
 import jaxshard_magic
-from jaxshard_magic.analysis.advice import Loop
+from jaxshard_magic.analysis.advice import TrainingLoop
 from jaxshard_magic.analysis.advice.loop import FEED
-from jaxshard_magic.live import Run
-from jaxshard_magic.report import Spread, Timing
+from jaxshard_magic.live import LiveRun
+from jaxshard_magic.report import TimeSpread, Timing
 
 FITS = {"data": 8}
 
@@ -41,9 +41,7 @@ def test_a_smaller_last_batch_is_told_with_its_shape_its_call_and_its_line():
     found = advice(step, "recompiled")
     assert found is not None and found.level in ("info", "warning")
     line = train_step.__code__.co_firstlineno
-    assert re.search(
-        r"Call 4 compiled the step anew, .*, at test_advice_loop\.py, line (\d+): ", found.message
-    )
+    assert re.search(r"Call 4 compiled the step anew, .*, at test_advice_loop\.py, line (\d+): ", found.message)
     assert "batch.x was float32[8,4], now float32[6,4]. Drop what is left over" in found.message
     assert found.fix is not None
     batches = [{"x": np.ones((rows, 4))} for rows in (8, 8, 6)]
@@ -104,7 +102,7 @@ def test_what_another_kind_of_batch_has_otherwise_is_what_is_to_be_mended():
 def test_rows_that_pad_adds_are_no_examples_of_a_grown_batch():
     def run(rows):
         step = jaxshard_magic.shard(train_step, "dp", mesh="data=8", pad=True)
-        step.before = None if last is None else last.ran
+        step.previous_run = None if last is None else last.ran
         step(jnp.ones((4, 4)), {"x": jnp.ones((rows, 4))})
         return step
 
@@ -157,8 +155,8 @@ def test_a_loss_that_is_nan_is_an_error_with_its_first_step_and_the_setting_that
             step(jnp.ones((4, 4)), {"x": jnp.full((8, 4), np.nan)})
     finally:
         jax.config.update("jax_debug_nans", False)
-    assert told(case(FITS, loop=Loop(metrics=metrics(), loss="loss")), "loss-astray") is None
-    assert told(case(FITS, loop=Loop(metrics=metrics(astray=9), loss=None)), "loss-astray") is None
+    assert told(case(FITS, loop=TrainingLoop(metrics=metrics(), loss="loss")), "loss-astray") is None
+    assert told(case(FITS, loop=TrainingLoop(metrics=metrics(astray=9), loss=None)), "loss-astray") is None
 
 
 def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_line():
@@ -169,7 +167,7 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
 
     def look():
         while not ended.wait(0.005):
-            watch.sample()
+            watch.sample_activity()
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -179,9 +177,7 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
         time.sleep(0.01)  # a slow reader
     ended.set()
     looking.join()
-    slow = next(
-        n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# a slow reader" in text
-    )
+    slow = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# a slow reader" in text)
     found = advice(step, "input-bound")
     assert found is not None and found.level == "info"  # of simulated devices
     assert f"It was at test_advice_loop.py, line {slow} at " in found.message
@@ -198,8 +194,8 @@ def test_the_text_to_paste_is_a_loop_over_a_feed_and_a_fed_loop_is_not_told_to_p
     assert fed is not None and fed.fix is None and "Batches are taken ahead already" in fed.message
 
 
-def timed(step_s: float, apart_s: float | None) -> Loop:
-    return Loop(Timing(1.0, 100, 50, Spread(step_s, step_s, step_s), apart_s=apart_s))
+def timed(step_s: float, apart_s: float | None) -> TrainingLoop:
+    return TrainingLoop(Timing(1.0, 100, 50, TimeSpread(step_s, step_s, step_s), apart_s=apart_s))
 
 
 def test_a_loop_that_is_as_fast_as_its_step_waits_for_nothing():
@@ -210,10 +206,10 @@ def test_a_loop_that_is_as_fast_as_its_step_waits_for_nothing():
 
 
 def paces(*seconds: float):
-    run = Run()
+    run = LiveRun()
     for n, each in enumerate(seconds, 1):
-        run.measure(n * 10, float(n), {"step_s": each})
-    return Loop(metrics=run.metrics())
+        run.add_loop_metrics(n * 10, float(n), {"step_s": each})
+    return TrainingLoop(metrics=run.metrics())
 
 
 def test_steps_that_get_slower_are_told_and_a_warm_up_or_one_pause_is_not():

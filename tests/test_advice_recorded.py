@@ -11,7 +11,7 @@ from sample_measured import measured
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.analysis.advice.recorded import SELDOM
-from jaxshard_magic.report import Measured, MeshInfo, Spent
+from jaxshard_magic.report import LineTime, Measured, MeshInfo
 
 
 def found(
@@ -41,8 +41,8 @@ def test_a_device_of_a_pipeline_is_slow_beside_those_of_its_own_stage_and_the_ad
 
 
 def test_waiting_for_python_is_told_with_its_line():
-    row = Spent("cell [7]", 4, "forward", 0.0, 0.0, 0.006, host=0.006)
-    others = Spent("cell [7]", 9, "forward", 0.0, 0.0, 0.02)  # of devices that wait for the one that asks
+    row = LineTime("cell [7]", 4, "forward", 0.0, 0.0, 0.006, host=0.006)
+    others = LineTime("cell [7]", 9, "forward", 0.0, 0.0, 0.02)  # of devices that wait for the one that asks
     waits = replace(measured(), host=0.0235, lines=(*measured().lines, row, others))
     assert found(waits)["waits-for-python"].startswith(
         "A device waits up to 23.5 ms of a step's 47.0 ms for Python on the host, most at cell [7], line 4"

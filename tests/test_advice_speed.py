@@ -13,14 +13,14 @@ from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise, by_level
-from jaxshard_magic.analysis.roofline import roofline, timed
+from jaxshard_magic.analysis.roofline import roofline, with_times
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.notebook.options import parse, with_strategy
-from jaxshard_magic.plan import Share
+from jaxshard_magic.plan import DeviceWork
 from jaxshard_magic.report import Advice, Collective, DeviceMemory, Leaf, Memory, MeshInfo
 
 GIB = 2**30
-MATMUL = Share(10**12, 10**6, "bfloat16")  # 5 ms on v5e, compute bound
+MATMUL = DeviceWork(10**12, 10**6, "bfloat16")  # 5 ms on v5e, compute bound
 
 
 def mesh(**axes: int) -> MeshInfo:
@@ -39,17 +39,13 @@ def sent(kind: str, nbytes: int, *axes: str, group: int = 8, line: int | None = 
     return Collective(kind, axes, group, 1, nbytes, nbytes, line=line)
 
 
-def case(
-    axes: dict[str, int], on: str | None = None, shares=(MATMUL,), collectives=(), strategy="dp", **more
-) -> Case:
+def case(axes: dict[str, int], on: str | None = None, shares=(MATMUL,), collectives=(), strategy="dp", **more) -> Case:
     roof = None
     if on is not None:
         roof = roofline(chip(on), axes, shares, (), collectives)
-        collectives = timed(collectives, roof)
+        collectives = with_times(collectives, roof)
     given = {"leaves": (batch(axes),), "jobs": {strategy: tuple(axes)[-1:]}, "examples": 64} | more
-    return Case(
-        mesh=mesh(**axes), strategy=strategy, roof=roof, shares=shares, collectives=collectives, **given
-    )
+    return Case(mesh=mesh(**axes), strategy=strategy, roof=roof, shares=shares, collectives=collectives, **given)
 
 
 def told(made: Case, code: str):
@@ -75,17 +71,12 @@ def test_communication_above_a_fifth_of_the_step_warns_and_says_from_where():
     assert busy.fix is None and busy.saves == pytest.approx(0.31, abs=0.01)
     quiet = case({"data": 256}, "v5e", collectives=[sent("all-reduce", 10**8, "data", group=256)])
     assert told(quiet, "communication") is None
-    assert (
-        told(case({"data": 8}, None, collectives=[sent("all-reduce", 10**12, "data")]), "communication")
-        is None
-    )
+    assert told(case({"data": 8}, None, collectives=[sent("all-reduce", 10**12, "data")]), "communication") is None
 
 
 def summing(axes: dict[str, int], on: str) -> Case:
     """A step of tensor parallelism whose sums go over `model`."""
-    return case(
-        axes, on, collectives=[sent("all-reduce", 10**6, "model")], strategy="tp", jobs={"tp": ("model",)}
-    )
+    return case(axes, on, collectives=[sent("all-reduce", 10**6, "model")], strategy="tp", jobs={"tp": ("model",)})
 
 
 def test_tensor_parallelism_across_nodes_is_told_to_move_to_the_inner_axis():
@@ -124,7 +115,7 @@ def test_what_two_hints_say_of_the_batch_is_one_number():
         {"data": 8},
         "v5e",
         collectives=[sent("all-reduce", 300 * 10**6, "data")],
-        shares=[Share(60 * 10**9, 10**9, "bfloat16", weights=10**9)],
+        shares=[DeviceWork(60 * 10**9, 10**9, "bfloat16", weights=10**9)],
     )
     said = [told(waiting, code).message for code in ("communication", "small-batch")]
     assert len(re.findall(r"of ([\d,]+) examples, where", said[0])) == 1
@@ -154,26 +145,26 @@ def test_of_hints_of_a_level_those_with_a_cure_come_first():
 
 def test_a_batch_too_small_to_keep_the_chip_busy():
     # v5e needs about 240 FLOPs a byte; 60 a byte is a quarter of that.
-    weights = Share(60 * 10**9, 10**9, "bfloat16", weights=10**9)
+    weights = DeviceWork(60 * 10**9, 10**9, "bfloat16", weights=10**9)
     small = case({"data": 8}, "v5e", shares=[weights])
     warned = told(small, "small-batch")
     assert warned is not None and "60 FLOPs for each byte" in warned.message
     assert re.search("has 8 of the 64 examples: a batch of (256|512) would keep it busy", warned.message)
     assert warned.fix is None
     assert told(case({"data": 8}, "v5e"), "small-batch") is None
-    assert told(case({"data": 8}, None, shares=[Share(1, 10**9, "bfloat16")]), "small-batch") is None
+    assert told(case({"data": 8}, None, shares=[DeviceWork(1, 10**9, "bfloat16")]), "small-batch") is None
 
 
 def test_no_larger_batch_is_advised_where_its_own_bytes_are_what_the_chip_waits_for():
     # 60 FLOPs for each byte of the scores, whatever the batch.
-    scores = Share(60 * 10**9, 10**9, "bfloat16", weights=10**6)
+    scores = DeviceWork(60 * 10**9, 10**9, "bfloat16", weights=10**6)
     warned = told(case({"data": 8}, "v5e", shares=[scores]), "small-batch")
     assert warned is not None and warned.fix is None
     assert "100% of the bytes grow with the batch" in warned.message
 
 
 def test_float32_matmuls_are_told_where_a_chip_is_known():
-    wide = Share(10**12, 10**6, "float32")
+    wide = DeviceWork(10**12, 10**6, "float32")
     gpu = told(case({"data": 8}, "h100", shares=[wide]), "float32")
     assert gpu is not None and "times as fast on" in gpu.message
     tpu = told(case({"data": 8}, "v5e", shares=[wide]), "float32")
@@ -199,11 +190,8 @@ def test_a_step_that_does_not_fit_is_told_what_cutting_its_state_saves():
     assert told_of.fix == "%%shard fsdp"
     with_strategy(parse(told_of.fix.removeprefix("%%shard")))
     cut = tuple(leaf(x.path, x.bytes, ("data",), x.role, 8) for x in leaves[:3])
-    assert (
-        told(case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB)), "does-not-fit").fix
-        is None
-    )
-    kept = case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB), kept=cut)
+    assert told(case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB)), "does-not-fit").fix is None
+    kept = case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB), undonated_state=cut)
     assert told(kept, "does-not-fit").fix == "--donate"
     for fits in (memory(15 * GIB, 16 * GIB), memory(18 * GIB, None), memory(None, 16 * GIB), None):
         assert told(case(axes, leaves=leaves, memory=fits), "does-not-fit") is None
@@ -260,14 +248,10 @@ def gather(nbytes: int, **more) -> Collective:
 
 
 def test_a_gather_that_is_larger_than_any_weight_warns_with_what_it_is():
-    made = case(
-        {"model": 4}, collectives=[gather(27 * GIB, what="gradient of params.up", line=7), gather(GIB)]
-    )
+    made = case({"model": 4}, collectives=[gather(27 * GIB, what="gradient of params.up", line=7), gather(GIB)])
     assert told(made, "large-gather") is None, "weights are not known"
     found = told(replace(made, largest_weight=2 * GIB), "large-gather")
-    assert (
-        "27.0\u202fGiB whole on each device, 16 times a step: gradient of params.up, line 7" in found.message
-    )
+    assert "27.0\u202fGiB whole on each device, 16 times a step: gradient of params.up, line 7" in found.message
     assert "reads is 2.00\u202fGiB" in found.message and found.level == "warning"
     assert told(replace(made, largest_weight=27 * GIB), "large-gather") is None
     small = case({"model": 4}, collectives=[gather(2**20)], largest_weight=4)

@@ -8,7 +8,7 @@ import pytest
 from cells import STEP
 
 import jaxshard_magic
-from jaxshard_magic.analysis.alternatives import alternatives
+from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.report import Alternative, MeshInfo, Report
 from jaxshard_magic.views import option_table
 
@@ -28,16 +28,14 @@ def step(params, batch):
 
 def sharded(**given):
     made = jaxshard_magic.shard(step, "dp", mesh="data=2", **given)
-    weights = [
-        jax.random.normal(k, (WIDTH, WIDTH)) * 0.1 for k in jax.random.split(jax.random.key(0), LAYERS)
-    ]
+    weights = [jax.random.normal(k, (WIDTH, WIDTH)) * 0.1 for k in jax.random.split(jax.random.key(0), LAYERS)]
     made.prepare(weights, jnp.ones((EXAMPLES, WIDTH)))
     return made
 
 
 @pytest.mark.ci
 def test_microbatches_and_remat_are_compared_with_the_step_without_them():
-    found = {a.change: a for a in alternatives(sharded(microbatches=8, remat="full"), 600)}
+    found = {a.change: a for a in compile_alternatives(sharded(microbatches=8, remat="full"), 600)}
     own, whole, kept = found[""], found["without --microbatches 8"], found["without --remat full"]
     assert own.peak < whole.peak
     forward = LAYERS * 2 * EXAMPLES * WIDTH**2 // 2  # on one of two devices
@@ -51,11 +49,11 @@ def test_microbatches_and_remat_are_compared_with_the_step_without_them():
 
 @pytest.mark.ci
 def test_a_step_without_options_has_nothing_to_compare():
-    assert alternatives(sharded(), 600) == ()
+    assert compile_alternatives(sharded(), 600) == ()
 
 
 def test_too_long_compiles_are_left_out_and_said():
-    own, *others = alternatives(sharded(microbatches=2), 0.0)
+    own, *others = compile_alternatives(sharded(microbatches=2), 0.0)
     assert own.peak
     assert [a.peak for a in others] == [None] * 3
     assert all("the limit is 0 s" in a.why for a in others)
@@ -73,7 +71,7 @@ def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
         return compiled(inside)
 
     monkeypatch.setattr(step, "otherwise", otherwise)
-    own, first, *others = alternatives(step, 600)
+    own, first, *others = compile_alternatives(step, 600)
     assert own.peak and first.peak and len(asked) == 2
     assert [a.why for a in others] == ["not compiled: interrupted"] * 3
 
@@ -127,7 +125,7 @@ def test_a_cell_shows_what_its_options_change(given, line):
     asked = report.options
     changes = [a.change for a in report.alternatives]
     assert changes[0] == "" and all(a.peak for a in report.alternatives)
-    assert {
-        f"without --{name} {value}" for name, value in asked.items() if name not in ("reduce", "check")
-    } < set(changes)
+    assert {f"without --{name} {value}" for name, value in asked.items() if name not in ("reduce", "check")} < set(
+        changes
+    )
     assert report.check is None or report.check.passed

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from attentions import FORMS, WRITTEN, by_hand, causal, einsum, mixed, scores_of, window
 
-from jaxshard_magic.program.attention.attention import Attention, Span, Unrecognised
-from jaxshard_magic.program.attention.find import find
+from jaxshard_magic.program.attention.attention import Attention, DistanceSpan, Unrecognised
+from jaxshard_magic.program.attention.detection import find_attentions
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.trace import hoisted
+from jaxshard_magic.program.trace import hoist_constants
 
 T, H = 16, 8
 
@@ -27,7 +27,7 @@ def found(attend, heads=4, batch=2, **more):
 
     closed = jax.make_jaxpr(loss)(w, jnp.ones((batch, T, heads, H)), more)
     known = dict(enumerate(closed.consts))
-    return find(Program(hoisted(closed)), known)
+    return find_attentions(Program(hoist_constants(closed)), known)
 
 
 def one(attend, **options) -> Attention:
@@ -39,7 +39,7 @@ def one(attend, **options) -> Attention:
 @pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in FORMS), ("by_hand", 1), ("of_jax", 1)])
 def test_a_form_is_found_with_its_scale(name, batch):
     attention = one(FORMS[name], batch=batch)
-    assert attention.span == Span() and not attention.conditions
+    assert attention.span == DistanceSpan() and not attention.conditions
     before = name in ("einsum", "of_linen")
     assert attention.scale == pytest.approx(1.0 if before else H**-0.5)
 
@@ -47,8 +47,8 @@ def test_a_form_is_found_with_its_scale(name, batch):
 @pytest.mark.parametrize("name", FORMS)
 def test_a_causal_mask_and_a_window_are_distances(name):
     attend = FORMS[name]
-    assert one(lambda q, k, v: attend(q, k, v, causal(T))).span == Span(0, None)
-    assert one(lambda q, k, v: attend(q, k, v, window(T))).span == Span(0, 4)
+    assert one(lambda q, k, v: attend(q, k, v, causal(T))).span == DistanceSpan(0, None)
+    assert one(lambda q, k, v: attend(q, k, v, window(T))).span == DistanceSpan(0, 4)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -58,15 +58,15 @@ def test_padding_is_a_condition_beside_the_distances(name):
         return FORMS[name](q, k, v, causal(T)[None, None] & seen[:, None, None])
 
     attention = one(attend, lengths=jnp.array([9, 16]))
-    assert attention.span == Span(0, None) and len(attention.conditions) == 1
-    assert attention.exact == (name == "added")
+    assert attention.span == DistanceSpan(0, None) and len(attention.conditions) == 1
+    assert attention.masks_in_score_mod == (name == "added")
 
 
 @pytest.mark.parametrize("attend", WRITTEN)
 def test_a_causal_mask_is_found_in_other_words(attend):
     attention = one(attend, seen=jnp.ones((2, T), jnp.int32))
-    assert attention.span == Span(0, None) and not attention.conditions
-    assert attention.exact == WRITTEN[attend]
+    assert attention.span == DistanceSpan(0, None) and not attention.conditions
+    assert attention.masks_in_score_mod == WRITTEN[attend]
 
 
 def test_what_is_added_to_scores_is_a_mask_by_its_numbers():
@@ -76,11 +76,13 @@ def test_what_is_added_to_scores_is_a_mask_by_its_numbers():
 
     seen = jnp.ones((2, T), bool)
     hidden = one(lambda q, k, v, seen: attend(q, k, v, seen, -1e9), seen=seen)
-    assert hidden.span == Span(0, None) and len(hidden.conditions) == 1 and hidden.exact
+    assert hidden.span == DistanceSpan(0, None) and len(hidden.conditions) == 1 and hidden.masks_in_score_mod
     away = one(lambda q, k, v, seen: attend(q, k, v, seen, -jnp.inf), seen=seen)
-    assert len(away.conditions) == 1 and away.exact  # what a query has that sees nothing is told by the other
+    assert (
+        len(away.conditions) == 1 and away.masks_in_score_mod
+    )  # what a query has that sees nothing is told by the other
     less = one(lambda q, k, v, seen: attend(q, k, v, seen, -2.0), seen=seen)
-    assert less.span == Span(0, None) and not less.conditions and less.change is not None
+    assert less.span == DistanceSpan(0, None) and not less.conditions and less.score_mod is not None
 
 
 def test_segments_and_masks_that_are_passed_are_conditions():
@@ -89,26 +91,24 @@ def test_segments_and_masks_that_are_passed_are_conditions():
         return einsum(q, k, v, causal(T) & same)
 
     attention = one(segments, ids=jnp.zeros((2, T), jnp.int32))
-    assert attention.span == Span(0, None) and attention.conditions
+    assert attention.span == DistanceSpan(0, None) and attention.conditions
     passed = one(lambda q, k, v, x: by_hand(q, k, v, x > 0), x=jnp.ones((2, 1, T, T)))
-    assert passed.span == Span() and passed.conditions
+    assert passed.span == DistanceSpan() and passed.conditions
 
 
 def test_a_mask_that_the_loss_closes_over_is_known():
     mask = np.tri(T, dtype=bool)
     attention = one(lambda q, k, v: by_hand(q, k, v, mask))
-    assert attention.span == Span(0, None) and not attention.conditions
+    assert attention.span == DistanceSpan(0, None) and not attention.conditions
 
 
 def test_masks_of_flax_are_taken_apart():
     def attend(q, k, v, tokens):
-        mask = linen.combine_masks(
-            linen.make_causal_mask(tokens), linen.make_attention_mask(tokens > 0, tokens > 0)
-        )
+        mask = linen.combine_masks(linen.make_causal_mask(tokens), linen.make_attention_mask(tokens > 0, tokens > 0))
         return linen.dot_product_attention(q, k, v, mask=mask)
 
     attention = one(attend, tokens=jnp.ones((2, T), jnp.int32))
-    assert attention.span == Span(0, None) and len(attention.conditions) == 2  # of queries, and of keys
+    assert attention.span == DistanceSpan(0, None) and len(attention.conditions) == 2  # of queries, and of keys
 
 
 def test_a_mask_that_says_where_nothing_is_seen():
@@ -118,15 +118,15 @@ def test_a_mask_that_says_where_nothing_is_seen():
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(hidden, -1e9, scores)), v)
 
     attention = one(attend, padding=jnp.zeros((2, T), bool))
-    assert attention.span == Span(0, None)
-    assert [condition.holds for condition in attention.conditions] == [False]
+    assert attention.span == DistanceSpan(0, None)
+    assert [condition.visible_if for condition in attention.conditions] == [False]
 
 
 def test_a_window_of_jax_is_a_window():
     def attend(q, k, v):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(3, 0))
 
-    assert one(attend).span == Span(0, 3)
+    assert one(attend).span == DistanceSpan(0, 3)
 
 
 @pytest.mark.parametrize("t", [2048, 8192])
@@ -134,8 +134,8 @@ def test_a_causal_mask_of_many_positions_is_told_from_a_few(t):
     def loss(x):
         return einsum(x, x, x, jnp.arange(t)[:, None] >= jnp.arange(t)).sum()
 
-    (attention,) = find(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
-    assert isinstance(attention, Attention) and attention.span == Span(0, None)
+    (attention,) = find_attentions(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
+    assert isinstance(attention, Attention) and attention.span == DistanceSpan(0, None)
 
 
 @pytest.mark.parametrize("seen", [lambda q, k: q == 777, lambda q, k: k == 777])
@@ -146,8 +146,8 @@ def test_one_position_of_many_that_sees_or_is_seen_otherwise_makes_a_condition(s
         q, k = (jax.lax.broadcasted_iota(jnp.int32, (t, t), d) for d in (0, 1))
         return einsum(x, x, x, (q >= k) | seen(q, k)).sum()
 
-    (attention,) = find(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
-    assert isinstance(attention, Attention) and attention.span == Span() and attention.conditions
+    (attention,) = find_attentions(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
+    assert isinstance(attention, Attention) and attention.span == DistanceSpan() and attention.conditions
 
 
 def test_blocks_along_the_diagonal_are_no_window():
@@ -156,7 +156,7 @@ def test_blocks_along_the_diagonal_are_no_window():
         return by_hand(q, k, v, block[:, None] == block)
 
     attention = one(attend)
-    assert attention.span == Span() and len(attention.conditions) == 1
+    assert attention.span == DistanceSpan() and len(attention.conditions) == 1
 
 
 def test_repeated_keys_are_found_before_they_are_repeated():
@@ -173,7 +173,7 @@ def test_attention_is_found_inside_loops_and_remat(wrap):
 
         return jax.lax.scan(wrap(layer) if wrap else layer, q, jnp.ones(3))[0]
 
-    assert one(attend).span == Span(0, None)
+    assert one(attend).span == DistanceSpan(0, None)
 
 
 def dropped(q, k, v, key):

@@ -7,10 +7,10 @@ import pytest
 from attentions import FORMS, WRITTEN, by_hand, causal, einsum, window
 from jax.extend.core import jaxpr_as_fun
 
-from jaxshard_magic.gradients.fused import fused, keeping_attention
-from jaxshard_magic.program.attention.fused import attention_gradient_p, attention_p
+from jaxshard_magic.gradients.fused_attention import fuse_attention, save_attention_results
+from jaxshard_magic.program.attention.fused_attention import attention_gradient_p, attention_p
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.trace import hoisted
+from jaxshard_magic.program.trace import hoist_constants
 
 T, H = 16, 8
 MASKS = {
@@ -43,7 +43,7 @@ def arguments(batch=2, heads=4, dtype=jnp.float32):
 
 def fusion(loss, args):
     closed = jax.make_jaxpr(loss)(*args)
-    found = fused(hoisted(closed), dict(enumerate(closed.consts)))
+    found = fuse_attention(hoist_constants(closed), dict(enumerate(closed.consts)))
     run = jaxpr_as_fun(found.closed)
     return found, lambda *given: run(*closed.consts, *given)[0]
 
@@ -84,9 +84,7 @@ def test_a_fused_loss_has_the_values_and_gradients_of_the_one_written(name, mask
     [
         pytest.param(
             f,
-            marks=()
-            if f.__name__ in ("two_masks", "exponentials_masked", "by_distance")
-            else pytest.mark.full,
+            marks=() if f.__name__ in ("two_masks", "exponentials_masked", "by_distance") else pytest.mark.full,
         )
         for f in WRITTEN
     ],
@@ -119,7 +117,10 @@ def test_no_array_of_scores_is_left():
 def test_remat_keeps_what_attention_gives():
     loss = loss_of(lambda q, k, v, *_: by_hand(q, k, v, causal(T)), jax.checkpoint)
     found, _ = fusion(loss, arguments())
-    assert [_runs(closed) for closed in (found.closed, keeping_attention(found.closed))] == [[2, 1], [1, 1]]
+    assert [_runs(closed) for closed in (found.closed, save_attention_results(found.closed))] == [
+        [2, 1],
+        [1, 1],
+    ]
 
 
 def _runs(closed):
@@ -131,4 +132,4 @@ def _runs(closed):
         return jaxpr_as_fun(closed)(*arrays[:at], w, *arrays[at + 1 :])[0]
 
     equations = Program(jax.make_jaxpr(jax.grad(value))(arrays[at])).equations
-    return [sum(e.eqn.primitive is p for e in equations) for p in (attention_p, attention_gradient_p)]
+    return [sum(e.jaxpr_eqn.primitive is p for e in equations) for p in (attention_p, attention_gradient_p)]

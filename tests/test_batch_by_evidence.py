@@ -60,15 +60,15 @@ def test_rows_are_the_batch_where_targets_are_rolled_and_positions(how):
     positions, length = POSITIONS[how]
     tokens = jnp.zeros((ROWS, TIME), jnp.int32)
     batch = batch_of(trained(language_model(positions, next_word)), model_of(length), tokens)
-    assert (batch.size, batch.clear) == (ROWS, True)
-    assert list(batch.dims.values()) == [(0,)]
+    assert (batch.size, batch.unambiguous) == (ROWS, True)
+    assert list(batch.input_dims.values()) == [(0,)]
 
 
 def test_a_prediction_divides_rows_and_no_weights():
     model = language_model(lambda table: table, lambda logits, _: logits)
     batch = batch_of(model, model_of(TIME), jnp.zeros((ROWS, TIME), jnp.int32))
     assert batch.size == ROWS
-    assert batch.dims == {4: (0,)}
+    assert batch.input_dims == {4: (0,)}
 
 
 def trained_from(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +85,7 @@ def trained_from(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.parametrize("made", [jax.random.key, jax.random.PRNGKey])
 def test_a_training_mapped_over_keys_divides_the_keys(made):
     batch = batch_of(jax.vmap(trained_from), jax.random.split(made(0), ROWS))
-    assert (batch.size, batch.dims) == (ROWS, {0: (0,)})
+    assert (batch.size, batch.input_dims) == (ROWS, {0: (0,)})
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -96,7 +96,7 @@ def test_rows_that_are_put_into_chunks_are_the_batch(back):
         return jnp.mean((chunks.reshape(x.shape) if back else chunks) ** 2)
 
     batch = batch_of(trained(loss), MLP, jnp.ones((32, 16, 24)))
-    assert (batch.size, list(batch.dims.values())) == (32, [(0,)])
+    assert (batch.size, list(batch.input_dims.values())) == (32, [(0,)])
 
 
 def test_rows_are_the_batch_of_a_loss_that_compares_them_with_each_other():
@@ -105,7 +105,7 @@ def test_rows_are_the_batch_of_a_loss_that_compares_them_with_each_other():
         return optax.softmax_cross_entropy_with_integer_labels(a @ b.T, jnp.arange(len(a))).mean()
 
     x = jnp.ones((16, 8, 24))
-    assert set(batch_of(trained(loss), MLP, x, x).dims.values()) == {(0,)}
+    assert set(batch_of(trained(loss), MLP, x, x).input_dims.values()) == {(0,)}
 
 
 def test_a_batch_that_does_not_divide_is_told_and_no_other_dimension_taken():
@@ -120,4 +120,4 @@ def test_two_dimensions_that_cost_the_same_are_told():
         return jnp.mean(jnp.tanh(x @ params["up"]) @ params["down"])
 
     batch = batch_of(trained(loss), MLP, jnp.ones((8, 16, 24)))
-    assert (batch.clear, batch.size) == (False, 8)
+    assert (batch.unambiguous, batch.size) == (False, 8)

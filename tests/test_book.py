@@ -110,9 +110,7 @@ def test_a_link_leads_somewhere(page: Path):
 
 def test_every_line_has_its_table_of_options():
     lines = {
-        each.__name__
-        for each in vars(options).values()
-        if isinstance(each, type) and issubclass(each, LineOptions)
+        each.__name__ for each in vars(options).values() if isinstance(each, type) and issubclass(each, LineOptions)
     }
     shown = set(re.findall(r"^```{options} (\w+)$", (DOCS / "options.md").read_text(), re.MULTILINE))
     assert shown == lines - {"LineOptions"}

@@ -16,7 +16,7 @@ from lab_server import until
 from pages import DOCS
 
 import jaxshard_magic
-from jaxshard_magic.views.interactive import MIME
+from jaxshard_magic.views.widget_page import MIME
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -50,11 +50,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(DOCS), str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return {
-        path: Page(path.read_text(encoding="utf-8"))
-        for path in out.rglob("*.html")
-        if "_static" not in path.parts
-    }
+    return {path: Page(path.read_text(encoding="utf-8")) for path in out.rglob("*.html") if "_static" not in path.parts}
 
 
 def test_every_link_and_anchor_leads_somewhere(book: dict[Path, Page]):
@@ -66,9 +62,7 @@ def test_every_link_and_anchor_leads_somewhere(book: dict[Path, Page]):
                 continue
             there = (path.parent / unquote(to.path)).resolve() if to.path else path
             known = book.get(there)
-            if not there.exists() or (
-                known is not None and to.fragment and unquote(to.fragment) not in known.ids
-            ):
+            if not there.exists() or (known is not None and to.fragment and unquote(to.fragment) not in known.ids):
                 wrong.append(f"{path.name}: {link}")
     assert len(book) > 20 and wrong == []
 

@@ -21,9 +21,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.analysis import wire
-from jaxshard_magic.analysis.buffers import LiveBytes, _thinned, live_bytes, serialized
-from jaxshard_magic.analysis.hlo import Module, read
+from jaxshard_magic.analysis import protobuf
+from jaxshard_magic.analysis.buffers import LiveBytes, _thinned, live_bytes, serialized_assignment
+from jaxshard_magic.analysis.hlo import Module, parse_module
 
 with contextlib.suppress(RuntimeError):  # the backend is up, with the devices of the suite's conftest
     jax.config.update("jax_num_cpu_devices", 8)
@@ -40,9 +40,9 @@ def compiled(fun: Callable, *args: Any, options: Any = None, **jit: Any) -> jax.
 
 
 def live(program: jax.stages.Compiled) -> LiveBytes:
-    parts = serialized(program)
+    parts = serialized_assignment(program)
     assert parts is not None
-    found = live_bytes(*parts, read(program.as_text() or ""))
+    found = live_bytes(*parts, parse_module(program.as_text() or ""))
     assert found is not None
     return found
 
@@ -93,25 +93,25 @@ def test_a_chain_of_products_holds_the_one_it_reads_and_the_one_it_makes():
     found = live(compiled(chain, array(64, 32), array(32, 1024), array(1024, 512), array(512, 16)))
     given = 4 * (64 * 32 + 32 * 1024 + 1024 * 512 + 512 * 16)
     assert temporaries(found) == [(64, 1024), (64, 512)]
-    assert found.held("argument") == given
-    assert found.held("output") == 4 * 64 * 16
+    assert found.bytes_at_peak("argument") == given
+    assert found.bytes_at_peak("output") == 4 * 64 * 16
     assert found.bytes[found.peak] == given + 4 * (64 * 16 + 64 * 1024 + 64 * 512)
-    _, made = found.order[found.at[found.peak]]
+    _, made = found.order[found.positions[found.peak]]
     assert made.shapes[0].dims == (64, 512)
 
 
 def test_before_and_after_the_temporaries_only_arguments_and_outputs_count():
     found = live(compiled(chain, array(64, 32), array(32, 1024), array(1024, 512), array(512, 16)))
-    kept = sum(found.held(kind) for kind in ("argument", "output", "constant"))
+    kept = sum(found.bytes_at_peak(kind) for kind in ("argument", "output", "constant"))
     assert found.bytes[0] == kept
     products = [4 * 64 * 1024, 4 * 64 * (1024 + 512), 4 * 64 * 512]
     assert [held - kept for held in found.bytes[1:]] == products
-    assert found.at[-1] < len(found.order)
+    assert found.positions[-1] < len(found.order)
 
 
 def test_a_step_without_temporaries_holds_what_goes_in_and_out():
     found = live(compiled(jnp.sin, array(8, 8)))
-    assert (found.at, found.bytes, found.peak, found.reserved) == ((0,), (2 * 4 * 64,), 0, 0)
+    assert (found.positions, found.bytes, found.peak, found.reserved) == ((0,), (2 * 4 * 64,), 0, 0)
     assert sorted(b.kind for b in found.buffers) == ["argument", "output"]
 
 
@@ -121,11 +121,11 @@ def test_arguments_and_outputs_are_xla_s_to_the_byte_and_a_donated_one_counts_on
     found, stats = live(program), totals(program)
     weights = 4 * (64 * 128 + 128 * 256 + 256 * 32)
     assert stats.alias_size_in_bytes == (weights if donated else 0)
-    assert found.held("argument") == stats.argument_size_in_bytes == weights + 4 * 512 * 64
-    assert found.held("output") == stats.output_size_in_bytes - stats.alias_size_in_bytes
+    assert found.bytes_at_peak("argument") == stats.argument_size_in_bytes == weights + 4 * 512 * 64
+    assert found.bytes_at_peak("output") == stats.output_size_in_bytes - stats.alias_size_in_bytes
     assert found.reserved == stats.temp_size_in_bytes
     # Without gaps between arrays, what is in use at the peak is all that XLA reserves.
-    assert found.held("temporary") == found.reserved
+    assert found.bytes_at_peak("temporary") == found.reserved
     assert sum(b.bytes for b in found.buffers) == found.bytes[found.peak] == max(found.bytes)
     total = getattr(stats, "total_allocation_bytes", None)  # newer versions of jax tell
     assert total in (None, found.bytes[found.peak])
@@ -135,14 +135,14 @@ def test_the_peak_of_a_straight_program_is_the_one_that_xla_lists():
     program = compiled(mlp_step, MLP, array(512, 64), donate_argnums=0)
     found = live(program)
     stats = totals(program)
-    fields = wire.fields(stats.serialized_buffer_assignment_proto)
+    fields = protobuf.fields(stats.serialized_buffer_assignment_proto)
     sizes = {}
-    for allocation in (wire.fields(wire.message(value)) for number, value in fields if number == 3):
-        for slot in (wire.record(wire.message(value)) for number, value in allocation if number == 9):
+    for allocation in (protobuf.fields(protobuf.message(value)) for number, value in fields if number == 3):
+        for slot in (protobuf.fields_by_number(protobuf.message(value)) for number, value in allocation if number == 9):
             sizes[slot.get(1, 0)] = slot[3]
-    lists = [wire.record(wire.message(value)) for number, value in fields if number == 5]
-    listed = max(sum(sizes[value] for value in wire.integers(entry[2])) for entry in lists)
-    assert found.held("temporary") == listed
+    lists = [protobuf.fields_by_number(protobuf.message(value)) for number, value in fields if number == 5]
+    listed = max(sum(sizes[value] for value in protobuf.integers(entry[2])) for entry in lists)
+    assert found.bytes_at_peak("temporary") == listed
 
 
 def test_the_residuals_of_a_scan_are_named_by_what_the_loop_writes():
@@ -160,7 +160,10 @@ def test_remat_keeps_only_what_enters_each_layer():
     assert temporaries(remat).count((6, 512, 128)) == 1
     saved = temporaries(plain).count((6, 512, 128)) - 1
     assert saved >= 2
-    assert plain.held("temporary") - remat.held("temporary") >= saved * 4 * 6 * 512 * 128 - 4 * 512 * 128 * 2
+    assert (
+        plain.bytes_at_peak("temporary") - remat.bytes_at_peak("temporary")
+        >= saved * 4 * 6 * 512 * 128 - 4 * 512 * 128 * 2
+    )
 
 
 @pytest.mark.parametrize("wrap", [lambda body: body, jax.checkpoint], ids=["plain", "remat"])
@@ -168,7 +171,7 @@ def test_a_loop_s_peak_fills_what_xla_reserves_but_for_the_gaps_of_alignment(wra
     program = compiled(layers(wrap), *LAYERS)
     found = live(program)
     assert found.reserved == totals(program).temp_size_in_bytes
-    assert 0 <= found.reserved - found.held("temporary") < ALIGNMENT * len(found.buffers)
+    assert 0 <= found.reserved - found.bytes_at_peak("temporary") < ALIGNMENT * len(found.buffers)
 
 
 def test_the_largest_temporary_of_attention_is_its_scores():
@@ -190,10 +193,10 @@ def test_a_sharded_step_holds_one_device_s_part():
     params = [array(*p.shape, sharding=rows) for p in MLP]
     program = compiled(mlp_step, params, array(512, 64, sharding=rows), donate_argnums=0)
     found, stats = live(program), totals(program)
-    assert found.held("argument") == stats.argument_size_in_bytes
-    assert found.held("argument") == 4 * (64 * 128 + 128 * 256 + 256 * 32 + 512 * 64) // 8
-    assert found.held("output") == stats.output_size_in_bytes - stats.alias_size_in_bytes
-    assert 0 <= stats.temp_size_in_bytes - found.held("temporary") < ALIGNMENT * len(found.buffers)
+    assert found.bytes_at_peak("argument") == stats.argument_size_in_bytes
+    assert found.bytes_at_peak("argument") == 4 * (64 * 128 + 128 * 256 + 256 * 32 + 512 * 64) // 8
+    assert found.bytes_at_peak("output") == stats.output_size_in_bytes - stats.alias_size_in_bytes
+    assert 0 <= stats.temp_size_in_bytes - found.bytes_at_peak("temporary") < ALIGNMENT * len(found.buffers)
     assert any(i.opcode == "all-reduce" for _, i in found.order)
 
 
@@ -219,28 +222,29 @@ def test_the_series_is_that_of_xla_s_own_live_ranges(name, tmp_path):
     text = (tmp_path / one(tmp_path, "live-range.txt")).read_text()
     ranges = {value: (int(a), int(b)) for value, a, b in re.findall(r"^\s+(\S+?):(\d+)-(\d+)$", text, re.M)}
     assert [i.name for _, i in found.order] == re.findall(r"^\s+\d+:([\w.\-]+)$", text, re.M)
-    kept = found.bytes[found.peak] - found.held("temporary")
-    ends = [*found.at[1:], len(found.order)]
-    for start, end, held in zip(found.at, ends, found.bytes, strict=True):
+    kept = found.bytes[found.peak] - found.bytes_at_peak("temporary")
+    ends = [*found.positions[1:], len(found.order)]
+    for start, end, held in zip(found.positions, ends, found.bytes, strict=True):
         for position in range(start, end):
             used = {slots[v] for v, (a, b) in ranges.items() if v in slots and a <= position <= b}
-            assert held - kept == sum(size for _, size in used), (
-                f"at {position}, {found.order[position][1].name}"
-            )
+            assert held - kept == sum(size for _, size in used), f"at {position}, {found.order[position][1].name}"
 
 
 @pytest.mark.parametrize("name", ["straight", "scan"])
 def test_a_compiler_s_own_trace_tells_the_same_peak(name, tmp_path):
     program = dumped(*DUMPED[name], tmp_path)
-    whole = wire.record((tmp_path / one(tmp_path, "cpu_after_optimizations.hlo.pb")).read_bytes())
-    module = read(program.as_text() or "")
-    assignment = wire.message(whole[3])
-    assert [number for number, _ in wire.fields(assignment)].count(4) == 1, "no trace"
-    traced = live_bytes(assignment, wire.message(whole[1]), module)
+    whole = protobuf.fields_by_number((tmp_path / one(tmp_path, "cpu_after_optimizations.hlo.pb")).read_bytes())
+    module = parse_module(program.as_text() or "")
+    assignment = protobuf.message(whole[3])
+    assert [number for number, _ in protobuf.fields(assignment)].count(4) == 1, "no trace"
+    traced = live_bytes(assignment, protobuf.message(whole[1]), module)
     found = live(program)
     assert traced is not None
     assert traced.buffers == found.buffers
-    assert (traced.at[traced.peak], max(traced.bytes)) == (found.at[found.peak], max(found.bytes))
+    assert (traced.positions[traced.peak], max(traced.bytes)) == (
+        found.positions[found.peak],
+        max(found.bytes),
+    )
 
 
 def dumped(fun: Callable, args: tuple, folder: Path) -> jax.stages.Compiled:
@@ -278,9 +282,9 @@ def test_few_points_keep_the_maximum_and_the_order():
 @pytest.fixture(scope="module")
 def parts() -> tuple[bytes, bytes, Module]:
     program = compiled(mlp_step, MLP, array(512, 64))
-    found = serialized(program)
+    found = serialized_assignment(program)
     assert found is not None
-    return *found, read(program.as_text() or "")
+    return *found, parse_module(program.as_text() or "")
 
 
 def test_bytes_that_are_no_assignment_tell_nothing(parts):
@@ -315,16 +319,16 @@ def test_damaged_bytes_never_fail(parts):
 def test_the_assignment_of_another_program_tells_nothing(parts):
     assignment, program, _ = parts
     other = compiled(chain, array(64, 32), array(32, 128), array(128, 512), array(512, 16))
-    assert live_bytes(assignment, program, read(other.as_text() or "")) is None
+    assert live_bytes(assignment, program, parse_module(other.as_text() or "")) is None
 
 
 def test_a_message_is_read_field_by_field():
     packed, fixed = b"\x1a\x03\x03\x8e\x02", b"\x21" + (7).to_bytes(8, "little") + b"\x2d\x01\x00\x00\x00"
     largest = b"\x08" + b"\xff" * 9 + b"\x01"
-    assert wire.fields(packed + fixed) == [(3, b"\x03\x8e\x02"), (4, 7), (5, 1)]
-    assert wire.fields(largest) == [(1, 2**64 - 1)]
-    assert wire.integers(b"\x03\x8e\x02") == [3, 270]
-    assert wire.fields(b"\xa2\x01\x00") == [(20, b"")]
+    assert protobuf.fields(packed + fixed) == [(3, b"\x03\x8e\x02"), (4, 7), (5, 1)]
+    assert protobuf.fields(largest) == [(1, 2**64 - 1)]
+    assert protobuf.integers(b"\x03\x8e\x02") == [3, 270]
+    assert protobuf.fields(b"\xa2\x01\x00") == [(20, b"")]
 
 
 def test_many_messages_read_side_by_side_are_those_read_one_by_one():
@@ -340,28 +344,26 @@ def test_many_messages_read_side_by_side_are_those_read_one_by_one():
     def field() -> bytes:
         part = chance.randbytes(chance.choice((0, 1, 20)))
         fixed = b"\x21" + bytes(8) if chance.random() < 0.01 else b""
-        return fixed + chance.choice(
-            (b"\x08" + number(), b"\xa0\x01" + number(), b"\x1a" + bytes([len(part)]) + part)
-        )
+        return fixed + chance.choice((b"\x08" + number(), b"\xa0\x01" + number(), b"\x1a" + bytes([len(part)]) + part))
 
     given = [b"".join(field() for _ in range(chance.randrange(40))) for _ in range(300)]
-    numbers, (texts,) = wire.columns(given, (1, 20), (3,))
-    assert numbers == [[wire.record(data).get(key, 0) for data in given] for key in (1, 20)]
-    assert texts == [wire.record(data).get(3, b"") for data in given]
-    assert wire.columns([], (1,), (2,)) == ([[]], [[]])
+    numbers, (texts,) = protobuf.columns(given, (1, 20), (3,))
+    assert numbers == [[protobuf.fields_by_number(data).get(key, 0) for data in given] for key in (1, 20)]
+    assert texts == [protobuf.fields_by_number(data).get(3, b"") for data in given]
+    assert protobuf.columns([], (1,), (2,)) == ([[]], [[]])
 
 
 @pytest.mark.parametrize("last", [b"\x08", b"\x08\x80", b"\x12\x05abc", b"\x0b", b"\x08" + b"\xff" * 11])
 def test_one_broken_message_among_many_is_refused(last):
     with pytest.raises(ValueError, match="protocol buffer"):
-        wire.columns([b"\x08\x01", last, b"\x08\x01" * 20], (1,), (2,))
+        protobuf.columns([b"\x08\x01", last, b"\x08\x01" * 20], (1,), (2,))
 
 
 def test_many_packed_numbers_are_those_of_few():
     packed = b"".join(bytes([128 | k, k]) if k % 2 else bytes([k]) for k in range(100))
-    assert wire.integers(packed) == [k * 129 if k % 2 else k for k in range(100)]
+    assert protobuf.integers(packed) == [k * 129 if k % 2 else k for k in range(100)]
     with pytest.raises(ValueError, match="packed"):
-        wire.integers(packed + b"\x80")
+        protobuf.integers(packed + b"\x80")
 
 
 @pytest.mark.parametrize(
@@ -371,4 +373,4 @@ def test_many_packed_numbers_are_those_of_few():
 )
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(ValueError, match="protocol buffer"):
-        wire.fields(data)
+        protobuf.fields(data)

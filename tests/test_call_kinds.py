@@ -5,23 +5,21 @@ import json
 import pytest
 
 from jaxshard_magic import ShardError
-from jaxshard_magic.coordination import Late
-from jaxshard_magic.step import call_kinds
-from jaxshard_magic.step.call_kinds import CallKind, Leaf, fixed
+from jaxshard_magic.coordination import BarrierTimeout
+from jaxshard_magic.step import call_comparison
+from jaxshard_magic.step.call_comparison import CallComparison, LeafInfo, comparable_values
 
-W: Leaf = ("w", "float32", [16, 16], False)
+W: LeafInfo = ("w", "float32", [16, 16], False)
 
 
-def x(*shape: int, dtype: str = "float32", own: bool = True) -> Leaf:
+def x(*shape: int, dtype: str = "float32", own: bool = True) -> LeafInfo:
     return "batch.x", dtype, list(shape), own
 
 
-def compared(
-    monkeypatch: pytest.MonkeyPatch, said: list[tuple[list[str], list[Leaf]]], apart: bool = True
-) -> None:
+def compared(monkeypatch: pytest.MonkeyPatch, said: list[tuple[list[str], list[LeafInfo]]], apart: bool = True) -> None:
     """Compare the calls of hosts, which have one half of the batch each where `apart`."""
-    monkeypatch.setattr(call_kinds, "gathered", lambda text: [json.dumps(each) for each in said])
-    CallKind("train_step", True, lambda: said[0], len(said), apart).compare()
+    monkeypatch.setattr(call_comparison, "gather_texts", lambda text: [json.dumps(each) for each in said])
+    CallComparison("train_step", True, lambda: said[0], len(said), apart).compare()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +33,7 @@ def compared(
     ],
 )
 def test_equal_parts_and_all_of_them_go_together(
-    monkeypatch: pytest.MonkeyPatch, one: Leaf, two: Leaf, apart: bool
+    monkeypatch: pytest.MonkeyPatch, one: LeafInfo, two: LeafInfo, apart: bool
 ):
     compared(monkeypatch, [(["dp"], [W, one]), (["dp"], [W, two])], apart)
 
@@ -63,33 +61,31 @@ def test_equal_parts_and_all_of_them_go_together(
         ([W, x(64)], [x(64), W], "with other trees: w on host 0 is batch.x on host 1"),
     ],
 )
-def test_both_sizes_are_named(monkeypatch: pytest.MonkeyPatch, one: list[Leaf], two: list[Leaf], line: str):
+def test_both_sizes_are_named(monkeypatch: pytest.MonkeyPatch, one: list[LeafInfo], two: list[LeafInfo], line: str):
     with pytest.raises(ShardError) as refused:
         compared(monkeypatch, [(["dp"], one), (["dp"], two)])
     assert line in str(refused.value)
 
 
 def test_the_host_that_differs_is_named_among_many(monkeypatch: pytest.MonkeyPatch):
-    calls: list[tuple[list[str], list[Leaf]]] = [(["dp"], [x(rows, 4)]) for rows in (8, 8, 8, 7)]
+    calls: list[tuple[list[str], list[LeafInfo]]] = [(["dp"], [x(rows, 4)]) for rows in (8, 8, 8, 7)]
     with pytest.raises(ShardError, match=r"float32\[7, 4\] on host 3"):
         compared(monkeypatch, calls)
 
 
 def test_options_and_fixed_arguments_are_compared(monkeypatch: pytest.MonkeyPatch):
-    calls: list[tuple[list[str], list[Leaf]]] = [
-        (["dp", *fixed([train, object(), 0.1])], []) for train in (True, False)
+    calls: list[tuple[list[str], list[LeafInfo]]] = [
+        (["dp", *comparable_values([train, object(), 0.1])], []) for train in (True, False)
     ]
     with pytest.raises(ShardError, match="other options or fixed arguments: True on host 0, False on host 1"):
         compared(monkeypatch, calls)
-    compared(monkeypatch, [calls[0], (["dp", *fixed([True, object(), 0.1])], [])])
+    compared(monkeypatch, [calls[0], (["dp", *comparable_values([True, object(), 0.1])], [])])
 
 
 def test_hosts_that_do_not_come_are_not_waited_for_between_meetings(monkeypatch: pytest.MonkeyPatch):
     def late(text: str, seconds: float) -> list[str]:
-        raise Late("not all came")
+        raise BarrierTimeout("not all came")
 
-    monkeypatch.setattr(call_kinds, "gathered", late)
+    monkeypatch.setattr(call_comparison, "gather_texts", late)
     with pytest.raises(ShardError, match=r"batch.x is float32\[60, 16\], and not all hosts .* within 60 s"):
-        CallKind("train_step", True, lambda: ([], [("n", "int32", [], True), x(60, 16)]), 2, True).compare(
-            60.0
-        )
+        CallComparison("train_step", True, lambda: ([], [("n", "int32", [], True), x(60, 16)]), 2, True).compare(60.0)

@@ -5,7 +5,7 @@ from jax.sharding import Mesh
 from refusals import refusal
 
 import jaxshard_magic
-from jaxshard_magic.comparing import Candidate, Refused, Requests, candidates, varied
+from jaxshard_magic.search import Candidate, RefusedCandidate, Requests, candidates, parse_vary
 
 
 def devices(text: str) -> Mesh:
@@ -37,9 +37,7 @@ def test_all_meshes_are_every_way_to_divide_the_devices_over_the_axes_of_a_strat
 
 def test_options_vary_in_every_combination_and_those_of_a_pipeline_only_where_there_is_one():
     found = tried("data=8", "dp", "pp", vary={"microbatches": [4, 8], "schedule": ["gpipe", "1f1b"]})
-    assert [
-        line.replace(' --mesh "data=8"', "").replace(' --mesh "pipe=4 data=2"', "") for line in found
-    ] == [
+    assert [line.replace(' --mesh "data=8"', "").replace(' --mesh "pipe=4 data=2"', "") for line in found] == [
         "dp --microbatches 4",
         "dp --microbatches 8",
         "pp --microbatches 4 --schedule gpipe",
@@ -47,7 +45,7 @@ def test_options_vary_in_every_combination_and_those_of_a_pipeline_only_where_th
         "pp --microbatches 8 --schedule gpipe",
         "pp --microbatches 8 --schedule 1f1b",
     ]
-    assert varied(["remat=none,full", "reduce-dtype=bf16"]) == {
+    assert parse_vary(["remat=none,full", "reduce-dtype=bf16"]) == {
         "remat": [None, "full"],
         "reduce_dtype": ["bf16"],
     }
@@ -60,7 +58,7 @@ def test_what_every_candidate_is_given_is_in_its_line():
 
 def test_a_combination_that_can_not_be_is_refused_alone():
     one, other = candidates(Requests(["pp"], devices("data=8"), vary={"microbatches": [1, 8]}))
-    assert isinstance(one, Refused)
+    assert isinstance(one, RefusedCandidate)
     assert "one stage of the pipeline would work at a time" in one.why
     assert isinstance(other, Candidate)
 
@@ -86,12 +84,12 @@ def test_what_can_not_be_compared_is_refused_before_anything_is_traced(strategie
 
 def test_with_keep_going_a_strategy_that_is_none_is_a_row():
     one, other = candidates(Requests(["fsd", "dp"], devices("data=8"), keep_going=True))
-    assert isinstance(one, Refused)
+    assert isinstance(one, RefusedCandidate)
     assert isinstance(other, Candidate)
 
 
 def test_stages_that_the_devices_do_not_make_are_a_row_that_says_so():
     rows = candidates(Requests(("pp",), jaxshard_magic.mesh("data=8"), vary={"stages": [3, 16]}))
-    assert ["8 devices make no such stages" in row.why for row in rows if isinstance(row, Refused)] == [
+    assert ["8 devices make no such stages" in row.why for row in rows if isinstance(row, RefusedCandidate)] == [
         True
     ] * 2

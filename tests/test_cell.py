@@ -161,9 +161,7 @@ def test_what_ipython_transforms_is_transformed(run, capsys):
 
 @pytest.mark.parametrize("source", ["await x", "async with x: pass", "if x:\n    async for y in z: pass"])
 def test_await_outside_a_function_is_refused_with_its_line(bare_shell, source):
-    with pytest.raises(
-        ShardError, match=r"^cell \[\d+\], line \d: a %%shard cell can't await at its top level"
-    ):
+    with pytest.raises(ShardError, match=r"^cell \[\d+\], line \d: a %%shard cell can't await at its top level"):
         cells.parse(bare_shell, "\n" + source)
 
 
@@ -174,7 +172,7 @@ def test_await_inside_a_function_is_fine(bare_shell):
 def test_a_traceback_has_no_frames_of_ours_above_the_users(run):
     with pytest.raises(ZeroDivisionError) as raised:
         run("def train_step(x): return 1 / x\ntrain_step(0)")
-    names, trace = [], cells.own_lines(raised.value.__traceback__)
+    names, trace = [], cells.user_traceback(raised.value.__traceback__)
     while trace is not None:
         names.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
@@ -217,7 +215,7 @@ def test_a_call_that_can_not_be_made_again_is_told():
     def train_step(state, *rest):
         pass
 
-    with pytest.raises(cells.Missing) as raised:
+    with pytest.raises(cells.MissingArguments) as raised:
         cells.like_before(train_step, {}, "train_step", 2, ("more",))
     assert str(raised.value) == (
         "train_step has run, and its arguments were not kept: the notebook has no state and no *rest and no more. "
@@ -226,18 +224,17 @@ def test_a_call_that_can_not_be_made_again_is_told():
 
 
 def test_arguments_that_the_notebook_lacks_are_named():
-    with pytest.raises(cells.Missing) as raised:
+    with pytest.raises(cells.MissingArguments) as raised:
         cells.from_namespace(lambda state, batch, key: 0, {"state": 1}, "train_step")
     assert raised.value.names == ["batch", "key"]
     assert str(raised.value) == (
-        "train_step has not run yet: the notebook has no batch and no key. "
-        "Call it, then %shard shows the report."
+        "train_step has not run yet: the notebook has no batch and no key. Call it, then %shard shows the report."
     )
 
 
 def test_an_iterator_is_not_consumed():
     batches = iter([1, 2])
-    with pytest.raises(cells.Missing, match="batch is an iterator"):
+    with pytest.raises(cells.MissingArguments, match="batch is an iterator"):
         cells.from_namespace(lambda batch: 0, {"batch": batches}, "train_step")
     assert list(batches) == [1, 2]
 

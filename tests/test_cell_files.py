@@ -44,7 +44,7 @@ def named(request, notebook, monkeypatch):
 
 
 def number_of(notebook, function) -> int | None:
-    return cells.number_of(notebook.shell, notebook[function].__code__.co_filename)
+    return cells.execution_number(notebook.shell, notebook[function].__code__.co_filename)
 
 
 def test_a_cell_is_known_by_its_number_and_a_report_names_it(named):
@@ -52,7 +52,7 @@ def test_a_cell_is_known_by_its_number_and_a_report_names_it(named):
         named.run(cell)
     assert number_of(named, "ours") == 4
     assert named.run("%shard").sources
-    assert cells.number_of(named.shell, cells.__file__) is None
+    assert cells.execution_number(named.shell, cells.__file__) is None
     named.run(NET)
     assert number_of(named, "train_step") == 6
 

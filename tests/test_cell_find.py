@@ -17,7 +17,7 @@ def update(params, batch):
 """
 
 
-def found(source: str, name: str | None = None, **namespace) -> cells.Step:
+def found(source: str, name: str | None = None, **namespace) -> cells.StepLocation:
     return cells.find_step(ast.parse(textwrap.dedent(source)), namespace, name)
 
 
@@ -27,7 +27,7 @@ def error(source: str, name: str | None = None, **namespace) -> str:
 
 def test_the_default_name_wins_over_everything_else():
     source = PLAIN_STEP + "def train_step(x):\n    return x\n"
-    assert found(source) == cells.Step("train_step", here=True)
+    assert found(source) == cells.StepLocation("train_step", in_cell=True)
 
 
 @pytest.mark.parametrize(
@@ -42,24 +42,22 @@ def test_the_default_name_wins_over_everything_else():
     ],
 )
 def test_every_way_to_bind_the_name_counts_as_bound_here(binding):
-    assert found(binding) == cells.Step("train_step", here=True)
+    assert found(binding) == cells.StepLocation("train_step", in_cell=True)
 
 
 def test_a_step_of_an_earlier_cell_is_found_where_this_cell_calls_it():
     namespace = made("def train_step(s, b): return s")
-    assert found("for b in batches:\n    s = train_step(s, b)", **namespace) == cells.Step(
-        "train_step", False
-    )
+    assert found("for b in batches:\n    s = train_step(s, b)", **namespace) == cells.StepLocation("train_step", False)
 
 
 def test_a_step_of_an_earlier_cell_is_found_through_the_function_that_calls_it():
     namespace = made("def train_step(s): return s\ndef fit(s):\n    for _ in range(3): s = train_step(s)")
-    assert found("fit(state)", **namespace) == cells.Step("train_step", here=False)
+    assert found("fit(state)", **namespace) == cells.StepLocation("train_step", in_cell=False)
 
 
 def test_the_default_name_is_not_taken_when_the_cell_has_nothing_to_do_with_it():
     namespace = made("def train_step(s): return s")
-    assert found(PLAIN_STEP, **namespace) == cells.Step("update", here=True)
+    assert found(PLAIN_STEP, **namespace) == cells.StepLocation("update", in_cell=True)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +71,13 @@ def epoch(s, b): return jax.lax.scan(body, s, b)""",
 )
 def test_an_epoch_that_traces_the_step_inside_is_the_step(head):
     source = "def train_step(s, b): return s, b\n" + head
-    assert found(source + "\ns = epoch(s, b)") == cells.Step("epoch", here=True)
-    assert found(source + "\ns = epoch(s, b)\ns = train_step(s, b)") == cells.Step("train_step", here=True)
-    assert found(source) == cells.Step("train_step", here=True)
+    assert found(source + "\ns = epoch(s, b)") == cells.StepLocation("epoch", in_cell=True)
+    assert found(source + "\ns = epoch(s, b)\ns = train_step(s, b)") == cells.StepLocation("train_step", in_cell=True)
+    assert found(source) == cells.StepLocation("train_step", in_cell=True)
 
 
 def test_the_only_function_is_the_step():
-    assert found("def forward(params, x):\n    return x @ params") == cells.Step("forward", here=True)
+    assert found("def forward(params, x):\n    return x @ params") == cells.StepLocation("forward", in_cell=True)
 
 
 def test_the_function_that_takes_gradients_is_the_step_not_the_loss_nor_the_loop():
@@ -95,7 +93,7 @@ def fit(params):
     return params
 params = fit(params)
 """
-    assert found(source) == cells.Step("update", here=True)
+    assert found(source) == cells.StepLocation("update", in_cell=True)
 
 
 def test_gradients_taken_in_a_helper_count_for_the_step_that_updates():
@@ -109,11 +107,11 @@ def one_step(params, opt_state, batch):
 for batch in batches:
     params, opt_state = one_step(params, opt_state, batch)
 """
-    assert found(source) == cells.Step("one_step", here=True)
+    assert found(source) == cells.StepLocation("one_step", in_cell=True)
 
 
 def test_the_jitted_name_is_the_step_not_the_function_it_wraps():
-    assert found(PLAIN_STEP + "fast_update = nnx.jit(update)") == cells.Step("fast_update", here=True)
+    assert found(PLAIN_STEP + "fast_update = nnx.jit(update)") == cells.StepLocation("fast_update", in_cell=True)
 
 
 def test_a_function_made_by_a_factory_is_the_step_and_the_factory_is_not():
@@ -127,24 +125,24 @@ def make_step(tx):
 step = make_step(tx)
 params = step(params, batch)
 """
-    assert found(source) == cells.Step("step", here=True)
+    assert found(source) == cells.StepLocation("step", in_cell=True)
 
 
 def test_an_imported_function_without_the_usual_name_is_found_by_the_call_that_replaces_its_argument():
     namespace = made("def improve(s, b): return s\ndef batches(): return []")
     source = "for b in batches():\n    s = improve(s, b)"
-    assert found(source, **namespace) == cells.Step("improve", here=False)
+    assert found(source, **namespace) == cells.StepLocation("improve", in_cell=False)
 
 
 def test_functions_of_installed_packages_are_no_candidates():
     namespace = made("from numpy import copy\nfrom textwrap import dedent\ndef improve(s): return s")
     source = "s = copy(s)\nt = dedent(t)\ns = improve(s)"
-    assert found(source, **namespace) == cells.Step("improve", here=False)
+    assert found(source, **namespace) == cells.StepLocation("improve", in_cell=False)
 
 
 def test_models_and_optimizers_made_in_the_cell_are_no_candidates():
     source = "model = Model(rngs=rngs)\nlogits = model(x)\n" + PLAIN_STEP
-    assert found(source) == cells.Step("update", here=True)
+    assert found(source) == cells.StepLocation("update", in_cell=True)
 
 
 def test_a_step_that_needs_choosing_is_named_with_its_rivals():
@@ -152,7 +150,7 @@ def test_a_step_that_needs_choosing_is_named_with_its_rivals():
     assert error(source) == (
         "this cell has 2 functions that may be the train step: d_step, g_step; say which: --step d_step"
     )
-    assert found(source, "g_step") == cells.Step("g_step", here=True)
+    assert found(source, "g_step") == cells.StepLocation("g_step", in_cell=True)
 
 
 def test_a_cell_without_a_function_says_so():
@@ -161,7 +159,7 @@ def test_a_cell_without_a_function_says_so():
 
 def test_a_method_that_the_cell_calls_is_the_step():
     namespace = made("class Trainer:\n    def step(self, b): return b\ntrainer = Trainer()")
-    assert found("trainer.step(batch)", **namespace) == cells.Step("trainer.step", here=False)
+    assert found("trainer.step(batch)", **namespace) == cells.StepLocation("trainer.step", in_cell=False)
 
 
 def test_a_name_that_is_nowhere_gets_the_nearest_one():
@@ -173,8 +171,8 @@ def test_a_name_that_is_nowhere_gets_the_nearest_one():
 
 
 def test_a_method_is_found_on_an_object_of_this_cell_or_of_an_earlier_one():
-    assert found("trainer = Trainer()\ntrainer.step()", "trainer.step").here
-    assert not found("trainer.step()", "trainer.step", trainer=object()).here
+    assert found("trainer = Trainer()\ntrainer.step()", "trainer.step").in_cell
+    assert not found("trainer.step()", "trainer.step", trainer=object()).in_cell
 
 
 NESTED = """
@@ -187,7 +185,7 @@ def main():
     for x in loader:
         loss, model, state = make_step(model, state, x)
 """
-INSIDE = cells.Step("make_step", here=True, inside=("main",))
+INSIDE = cells.StepLocation("make_step", in_cell=True, inside=("main",))
 
 
 @pytest.mark.parametrize(
@@ -225,12 +223,10 @@ BOUND = METHODS.format(init="self.fast = jax.jit(self.improve)", decorator="", n
 
 @pytest.mark.parametrize("end", ["", "Trainer().fit(batches)", "trainer = Trainer()\ntrainer.fit(batches)"])
 def test_methods_of_a_class_are_steps_where_the_class_has_them_or_gives_them(end):
-    plain = METHODS.format(
-        init="pass", decorator="@functools.partial(jax.jit, static_argnums=0)\n    ", name="improve"
-    )
-    assert found(plain + end) == cells.Step("Trainer.improve", here=True, method=True)
+    plain = METHODS.format(init="pass", decorator="@functools.partial(jax.jit, static_argnums=0)\n    ", name="improve")
+    assert found(plain + end) == cells.StepLocation("Trainer.improve", in_cell=True, method=True)
     given = found(BOUND + end)
-    assert given == cells.Step("self.fast", here=True, inside=("Trainer", "__init__"))
+    assert given == cells.StepLocation("self.fast", in_cell=True, inside=("Trainer", "__init__"))
     assert (given.name, given.full) == ("Trainer.fast", "Trainer.fast")
     assert found(BOUND + end, "fast") == found(BOUND + end, "Trainer.fast") == given
 
@@ -241,21 +237,11 @@ def test_a_method_that_is_jitted_under_its_own_name_is_bound_where_that_happens(
 
 
 def test_the_outermost_of_what_wraps_a_step_is_the_step():
-    wrapped = (
-        PLAIN_STEP
-        + "fast = nnx.cached_partial(nnx.jit(update), model, optimizer)\nfor b in data:\n    fast(b)"
-    )
+    wrapped = PLAIN_STEP + "fast = nnx.cached_partial(nnx.jit(update), model, optimizer)\nfor b in data:\n    fast(b)"
     assert found(wrapped).path == "fast"
-    assert (
-        found(PLAIN_STEP + "go = jax.jit(partial(update, cfg))\nfor b in data:\n    s = go(s, b)").path
-        == "go"
-    )
+    assert found(PLAIN_STEP + "go = jax.jit(partial(update, cfg))\nfor b in data:\n    s = go(s, b)").path == "go"
     both = "train_step, eval_step = make(cfg)\nfor b in data:\n    s = train_step(s, b)"
-    makes = (
-        "def make(cfg):"
-        + textwrap.indent(PLAIN_STEP, "    ")
-        + "    return jax.jit(update), jax.jit(loss_fn)\n"
-    )
+    makes = "def make(cfg):" + textwrap.indent(PLAIN_STEP, "    ") + "    return jax.jit(update), jax.jit(loss_fn)\n"
     assert found(makes + both).path == "train_step"
 
 
@@ -312,7 +298,7 @@ def improve(w, x):
     return w - grad, loss
 w, loss = improve(w, x)
 """
-    assert found(source) == cells.Step("improve", here=True)
+    assert found(source) == cells.StepLocation("improve", in_cell=True)
 
 
 def test_a_gradient_that_a_decorator_takes_counts():
@@ -346,12 +332,8 @@ def test_a_step_with_a_loop_of_its_own_is_no_loop_over_steps():
 
 
 def test_a_loop_over_the_updates_of_a_library_is_told_to_make_a_step():
-    source = (
-        "def epoch(state, n):\n    for i in range(n): state, loss = svi.update(state, batch)\nepoch(state, 3)"
-    )
-    assert error(source).startswith(
-        "epoch holds the loop over steps, and a step is what each pass of it runs"
-    )
+    source = "def epoch(state, n):\n    for i in range(n): state, loss = svi.update(state, batch)\nepoch(state, 3)"
+    assert error(source).startswith("epoch holds the loop over steps, and a step is what each pass of it runs")
     assert found("go = jax.jit(svi.update)\nfor b in data:\n    state, loss = go(state, b)").path == "go"
 
 
@@ -369,9 +351,7 @@ def test_a_step_that_only_another_cells_function_has_is_told_where_it_is():
 
 
 def test_many_functions_that_call_each_other_take_no_time():
-    chain = "".join(
-        f"def f{i}(x):\n    return f{i + 1}(x) + f{i + 2}(x) + f{i // 2}(x)\n" for i in range(200)
-    )
+    chain = "".join(f"def f{i}(x):\n    return f{i + 1}(x) + f{i + 2}(x) + f{i // 2}(x)\n" for i in range(200))
     start = time.process_time()
     assert found(chain + PLAIN_STEP + "for b in data:\n    f0(b)\n    p = update(p, b)").path == "update"
     assert time.process_time() - start < 2

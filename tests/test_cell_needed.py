@@ -10,8 +10,8 @@ CALL = "p = train_step(p)"
 
 def found(*cells: str) -> tuple[list[str], set[str]]:
     """The statements that the last of these cells needs and its own, and the names that nothing gives a value."""
-    units = [notebook_cells.Unit(f"cell {n}", text) for n, text in enumerate(cells, 1)]
-    statements, missing = notebook_cells.needed(units, {"train_step"}, "train_step")
+    units = [notebook_cells.ExecutedCell(f"cell {n}", text) for n, text in enumerate(cells, 1)]
+    statements, missing = notebook_cells.required_statements(units, {"train_step"}, "train_step")
     return [alone(s) for s in statements], missing
 
 
@@ -24,7 +24,7 @@ def needed(*cells: str) -> list[str]:
     """Those of earlier cells, where nothing is missing."""
     statements, missing = found(*cells)
     assert missing == set()
-    own = len(notebook_cells.Unit("the last", cells[-1]).statements)
+    own = len(notebook_cells.ExecutedCell("the last", cells[-1]).statements)
     return statements[: len(statements) - own]
 
 
@@ -100,9 +100,7 @@ def test_both_ways_of_an_import_that_may_fail_are_kept():
 )
 def test_imports_of_what_is_read_are_kept(imported: str, read: str):
     other = "import os, sys"
-    assert needed(f"{other}\n{imported}", f"def train_step(p):\n    return {read}\ntrain_step(1)") == [
-        imported
-    ]
+    assert needed(f"{other}\n{imported}", f"def train_step(p):\n    return {read}\ntrain_step(1)") == [imported]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +129,7 @@ def test_imports_of_what_is_read_are_kept(imported: str, read: str):
 )
 def test_what_changes_a_value_that_is_read_is_kept(change: str):
     made = "cfg = made()"
-    kept = needed(
-        f"def made():\n    return 1\n{made}", change, "def train_step(p):\n    return cfg\ntrain_step(1)"
-    )
+    kept = needed(f"def made():\n    return 1\n{made}", change, "def train_step(p):\n    return cfg\ntrain_step(1)")
     assert kept[-1] == change
 
 
@@ -281,9 +277,7 @@ def test_magics_are_left_out_of_earlier_cells_and_of_the_last():
 
 
 def test_names_that_nothing_gives_a_value_are_told():
-    statements, missing = found(
-        "a = 1", "def train_step(p):\n    return p - rate * a + offset\ntrain_step(len([1]))"
-    )
+    statements, missing = found("a = 1", "def train_step(p):\n    return p - rate * a + offset\ntrain_step(len([1]))")
     assert missing == {"rate", "offset"}
     assert statements[0] == "a = 1"
 
@@ -328,15 +322,13 @@ def test_names_that_only_functions_bind_inside_are_not_looked_for():
 
 
 def test_a_cell_that_is_no_python_is_passed_over():
-    assert needed(
-        "rate = 1", "rate = = 2", "def f():\n    nonlocal rate\nrate = 3", f"{STEP}\np = 1\n{CALL}"
-    ) == ["rate = 1"]
+    assert needed("rate = 1", "rate = = 2", "def f():\n    nonlocal rate\nrate = 3", f"{STEP}\np = 1\n{CALL}") == [
+        "rate = 1"
+    ]
 
 
 def test_what_is_printed_together_is_not_needed_together():
-    kept = needed(
-        "rate = 1\nother = 2", "other = 3\nprint(rate, other)", STEP, "p = 0\np = train_step(p)\nprint(p)"
-    )
+    kept = needed("rate = 1\nother = 2", "other = 3\nprint(rate, other)", STEP, "p = 0\np = train_step(p)\nprint(p)")
     assert kept == ["rate = 1", STEP]
 
 

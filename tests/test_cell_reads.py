@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from jaxshard_magic.notebook.cells import reads_of
+from jaxshard_magic.notebook.cells import cell_reads
 
 AT_ONCE = {
     "print(h)": {"h"},
@@ -90,21 +90,21 @@ OWN = [
 
 @pytest.mark.parametrize(("cell", "names"), AT_ONCE.items())
 def test_a_name_that_is_read_whatever_happens_has_to_be_there(cell: str, names: set[str]):
-    assert names <= reads_of(cell).certain <= reads_of(cell).possible
+    assert names <= cell_reads(cell).certain <= cell_reads(cell).possible
 
 
 @pytest.mark.parametrize(("cell", "names"), PERHAPS.items())
 def test_a_name_that_may_be_read_is_wanted_and_not_demanded(cell: str, names: set[str]):
-    found = reads_of(cell)
+    found = cell_reads(cell)
     assert names <= found.possible and names.isdisjoint(found.certain)
 
 
 @pytest.mark.parametrize("cell", OWN)
 def test_a_name_that_a_cell_binds_before_it_reads_it_is_its_own(cell: str):
-    assert {"h", "k"}.isdisjoint(reads_of(cell).possible)
+    assert {"h", "k"}.isdisjoint(cell_reads(cell).possible)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the syntax is Python 3.12's")
 def test_parameters_of_types_are_a_functions_own():
-    assert reads_of("def f[h](x: h) -> h:\n    y: h = x\n    return y").possible.isdisjoint({"h", "y"})
-    assert "h" in reads_of("def f[T](x: T) -> T:\n    return h").possible
+    assert cell_reads("def f[h](x: h) -> h:\n    y: h = x\n    return y").possible.isdisjoint({"h", "y"})
+    assert "h" in cell_reads("def f[T](x: T) -> T:\n    return h").possible

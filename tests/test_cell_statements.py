@@ -7,7 +7,7 @@ from jaxshard_magic.notebook import cells
 
 def texts(cell: str) -> list[str]:
     """Each statement's, without what another has of its first line."""
-    return [s.text.encode()[s.before :].decode() for s in cells.Unit("cell 1", cell).statements]
+    return [s.text.encode()[s.before :].decode() for s in cells.ExecutedCell("cell 1", cell).statements]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def texts(cell: str) -> list[str]:
 def test_a_statement_reads_at_once_what_stands_outside_of_functions_bodies(
     text: str, at_once: set[str], later: set[str]
 ):
-    (statement,) = cells.Unit("cell 1", text).statements
+    (statement,) = cells.ExecutedCell("cell 1", text).statements
     assert (statement.reads, statement.reads_later) == (at_once, later)
 
 
@@ -94,7 +94,7 @@ def test_a_statement_over_several_lines_is_kept_whole():
 
 
 def test_where_a_statement_begins_is_told_as_python_counts_lines():
-    unit = cells.Unit("cell 3", "\n# of x\nx = 1\n\n\n@f\n@g\ndef y():\n    pass")
+    unit = cells.ExecutedCell("cell 3", "\n# of x\nx = 1\n\n\n@f\n@g\ndef y():\n    pass")
     assert [s.first for s in unit.statements] == [2, 6]
     assert [s.text.partition("\n")[0] for s in unit.statements] == ["# of x", "@f"]
 

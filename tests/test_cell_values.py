@@ -29,7 +29,7 @@ from jaxshard_magic.notebook import cells as notebook_cells
     ],
 )
 def test_a_value_that_python_can_write_is_written(value: object, text: str):
-    assert notebook_cells.as_text("x", value) == text
+    assert notebook_cells.as_source("x", value) == text
     names: dict[str, object] = {}
     exec(text, names)
     assert names["x"] == value
@@ -51,7 +51,7 @@ def test_a_value_that_python_can_write_is_written(value: object, text: str):
     ],
 )
 def test_a_value_that_has_no_such_form_is_not_written(value: object):
-    assert notebook_cells.as_text("x", value) is None
+    assert notebook_cells.as_source("x", value) is None
 
 
 def test_a_function_that_its_module_no_longer_has_is_not_written():
@@ -59,4 +59,4 @@ def test_a_function_that_its_module_no_longer_has_is_not_written():
         return text
 
     dedent.__module__, dedent.__qualname__ = "textwrap", "dedent"
-    assert notebook_cells.as_text("x", dedent) is None
+    assert notebook_cells.as_source("x", dedent) is None

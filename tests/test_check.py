@@ -18,7 +18,7 @@ from jaxshard_magic.analysis.check import compare, limit_of
 from jaxshard_magic.config.request import make_request
 from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.report import MeshInfo, Report
-from jaxshard_magic.step import ShardedStep, planned
+from jaxshard_magic.step import ShardedStep, planned_call
 
 RNG = np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)).astype("f")}
@@ -40,13 +40,13 @@ class Spoiled(ShardedStep):
         super().__init__(fn, request)
         self._spoil = spoil
 
-    def _built(self, peeled, request, **how):
+    def _compile(self, flat_call, request, **how):
         def spoiled(facts, request):
             right, names = strategies.plan(facts, request), [path_name(p) for p in facts.traced.out_paths]
             return replace(right, run=lambda *xs: list(map(self._spoil, names, right.run(*xs))))
 
-        with mock.patch.object(planned, "plan", spoiled):
-            return super()._built(peeled, request, **how)
+        with mock.patch.object(planned_call, "plan", spoiled):
+            return super()._compile(flat_call, request, **how)
 
 
 adam = optax.adam(1e-2)
@@ -64,9 +64,7 @@ def step(params, moments, batch, key):
 
 def arguments():
     rng = np.random.default_rng(1)
-    params = {
-        k: jnp.asarray(rng.normal(size=s), "float32") for k, s in {"inner": (6, 8), "outer": (8, 4)}.items()
-    }
+    params = {k: jnp.asarray(rng.normal(size=s), "float32") for k, s in {"inner": (6, 8), "outer": (8, 4)}.items()}
     return params, adam.init(params), BATCH, jax.random.key(0)
 
 
@@ -79,9 +77,7 @@ def test_a_right_step_passes_with_its_largest_difference():
     assert check.reference == "the plain step on one device"
 
 
-@pytest.mark.parametrize(
-    "name, factor", [("return.1.0.mu.outer", 1.01), ("return.0.inner", 0.999), ("return.2", 4.0)]
-)
+@pytest.mark.parametrize("name, factor", [("return.1.0.mu.outer", 1.01), ("return.0.inner", 0.999), ("return.2", 4.0)])
 def test_a_wrong_number_fails_and_is_named(name, factor):
     sharded = shard(step, lambda n, x: x * factor if n == name else x)
     sharded(*arguments())
@@ -92,9 +88,7 @@ def test_a_wrong_number_fails_and_is_named(name, factor):
 def test_a_gradient_summed_where_it_should_be_averaged_is_named_in_the_moments():
     sharded = shard(step, lambda n, x: x * 4 if ".mu." in n else x * 16 if ".nu." in n else x)
     sharded(*arguments())
-    assert set(sharded.checked.failed) == {
-        f"return.1.0.{m}.{k}" for m in ("mu", "nu") for k in ("inner", "outer")
-    }
+    assert set(sharded.checked.failed) == {f"return.1.0.{m}.{k}" for m in ("mu", "nu") for k in ("inner", "outer")}
 
 
 def test_a_wrong_key_or_counter_fails():
@@ -299,14 +293,12 @@ def summed(dtype, order):
 
 
 def test_a_sum_in_another_order_in_float16_is_rounding_and_another_sum_is_not():
-    x = (
-        np.linspace(0.1, 1.5, 1500).astype(np.float16).astype("f")
-    )  # an ulp of float32 more is the same in float16
+    x = np.linspace(0.1, 1.5, 1500).astype(np.float16).astype("f")  # an ulp of float32 more is the same in float16
     forwards, backwards, wide = summed(np.float16, 1), summed(np.float16, -1), summed(np.float32, 1)
     limit, off = limit_of(jnp.float16), backwards([x])
     assert abs(off[0] - forwards([x])[0]) > limit * forwards([x])[0]
     assert compare(["a", "b"], off, forwards, [x], limit).failed == ("a", "b")
-    found = compare(["a", "b"], [off[0], off[1] * 2], forwards, [x], limit, wide=wide)
+    found = compare(["a", "b"], [off[0], off[1] * 2], forwards, [x], limit, float32_run=wide)
     assert found.noise == ("a",) and found.failed == ("b",)
 
 

@@ -7,20 +7,18 @@ import jax.numpy as jnp
 import pytest
 from refusals import refusal
 
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
 from jaxshard_magic.checkpoints import store as closing
 
 TREE = {"w": jnp.ones(8)}
 
 
 def about(n):
-    return Saved(n, "fsdp", "data=8", (SavedLeaf("w", (8,), "float32"),))
+    return CheckpointInfo(n, "fsdp", "data=8", (SavedLeaf("w", (8,), "float32"),))
 
 
-def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_it_is_written(
-    tmp_path, monkeypatch
-):
-    written, store = threading.Event(), Store(tmp_path / "c")
+def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_it_is_written(tmp_path, monkeypatch):
+    written, store = threading.Event(), CheckpointStore(tmp_path / "c")
     manager = store._open_manager()
     wait = manager.wait_until_finished
 
@@ -37,17 +35,17 @@ def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_i
         store.close()
     monkeypatch.setattr(closing, "LEAVES_S", 0.1)
     assert "what was saved last is still being written" in refusal(
-        Store(tmp_path / "c").save, 2, TREE, about(2)
+        CheckpointStore(tmp_path / "c").save, 2, TREE, about(2)
     )
     written.set()
     monkeypatch.setattr(closing, "LEAVES_S", 60)
-    with Store(tmp_path / "c") as other:
+    with CheckpointStore(tmp_path / "c") as other:
         other.save(2, TREE, about(2))
     assert other.steps() == [1, 2]
 
 
 def test_what_fails_of_closing_is_told(tmp_path, monkeypatch):
-    store = Store(tmp_path / "c")
+    store = CheckpointStore(tmp_path / "c")
     store.save(1, TREE, about(1))
     end = store._manager.close
 
@@ -57,5 +55,5 @@ def test_what_fails_of_closing_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store._manager, "close", failed)
     assert "there is no room left to end saving into" in refusal(store.close)
-    with Store(tmp_path / "c") as other:
+    with CheckpointStore(tmp_path / "c") as other:
         other.save(2, TREE, about(2))

@@ -22,9 +22,9 @@ from refusals import refusal
 from resumed import new_step
 
 from jaxshard_magic import ShardError
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
-from jaxshard_magic.checkpoints.told import listing
-from jaxshard_magic.files import close_to_others
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
+from jaxshard_magic.checkpoints.listing import list_checkpoints
+from jaxshard_magic.files import make_private
 
 TREE = {"w": jnp.arange(4096.0)}
 HOLDS = """
@@ -42,8 +42,8 @@ def halved(w):
     return w / 2, jnp.sum(w)
 
 
-def about(step: int) -> Saved:
-    return Saved(step, "dp", "data=1", (SavedLeaf("w", (4096,), "float32"),))
+def about(step: int) -> CheckpointInfo:
+    return CheckpointInfo(step, "dp", "data=1", (SavedLeaf("w", (4096,), "float32"),))
 
 
 @contextmanager
@@ -118,23 +118,21 @@ def test_threads_that_call_a_loops_step_are_told_and_do_not_fail(threads, tmp_pa
             each.join()
     assert failed == []
     assert capsys.readouterr().out.count("several threads call the step") == (threads > 1)
-    assert Store(tmp_path).latest() == 6 * threads
+    assert CheckpointStore(tmp_path).latest() == 6 * threads
 
 
 def test_a_numbered_folder_of_something_else_is_no_checkpoint(tmp_path):
-    with Store(tmp_path / "c", keep=2) as store:
+    with CheckpointStore(tmp_path / "c", keep=2) as store:
         for step in (1, 2, 3):
             store.save(step, TREE, about(step))
             for name in ("500", "7", "x"):
                 (tmp_path / "c" / name).mkdir(exist_ok=True)
                 (tmp_path / "c" / name / "notes.txt").write_text("mine")
-        assert "is no checkpoint, and stands where checkpoint 7 goes" in refusal(
-            store.save, 7, TREE, about(7)
-        )
+        assert "is no checkpoint, and stands where checkpoint 7 goes" in refusal(store.save, 7, TREE, about(7))
     assert store.steps() == [2, 3] and store.latest() == 3
     assert (tmp_path / "c" / "500" / "notes.txt").read_text() == "mine"
-    assert listing(store)[-1].endswith("as they don't tell what is in them: 500, 7")
-    assert "checkpoint 500 of" in refusal(store.saved, 500)
+    assert list_checkpoints(store)[-1].endswith("as they don't tell what is in them: 500, 7")
+    assert "checkpoint 500 of" in refusal(store.info, 500)
 
 
 def counted_states() -> dict[str, tuple[Any, int | None]]:
@@ -162,11 +160,11 @@ def test_a_state_is_saved_under_the_steps_that_it_counts(kind, tmp_path):
     step = new_step(step=halved)
     step(jnp.ones(8))
     assert step.save(tmp_path / "c", state) == number
-    assert Store(tmp_path / "c").steps() == [number]
+    assert CheckpointStore(tmp_path / "c").steps() == [number]
 
 
 def test_one_bit_that_differs_in_a_checkpoint_is_told(tmp_path):
-    with Store(tmp_path / "c") as store:
+    with CheckpointStore(tmp_path / "c") as store:
         store.save(1, {"w": TREE["w"]}, about(1))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = {"w": jax.ShapeDtypeStruct((4096,), "float32", sharding=here)}
@@ -190,9 +188,9 @@ def test_the_rights_behind_a_link_of_another_user_stay_as_they_are(tmp_path, mon
     link.symlink_to(file)
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        close_to_others(link)
+        make_private(link)
     assert file.stat().st_mode & 0o777 == 0o644
-    close_to_others(link)
+    make_private(link)
     assert file.stat().st_mode & 0o777 == 0o600
 
 

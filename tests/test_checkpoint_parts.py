@@ -5,7 +5,7 @@ import numpy as np
 from refusals import refusal
 from weight_files import same, trained
 
-from jaxshard_magic.checkpoints.parts import part_of
+from jaxshard_magic.checkpoints.state_parts import matching_part
 
 
 def test_a_part_of_a_checkpoint_is_restored_by_its_own_names_alone(tmp_path):
@@ -22,23 +22,19 @@ def test_a_part_of_a_checkpoint_is_restored_by_its_own_names_alone(tmp_path):
     assert " has params.down, which is not in the state" in refusal(back, tmp_path / "c", smaller)
     renamed = {"up": 0, **state["params"], "haed": state["params"]["head"]}
     del renamed["head"], renamed["up"]
-    assert " has no haed.bias. Did you mean 'head.bias'?" in refusal(
-        back, tmp_path / "c", renamed, part="ema"
-    )
+    assert " has no haed.bias. Did you mean 'head.bias'?" in refusal(back, tmp_path / "c", renamed, part="ema")
     step.save(tmp_path / "d", {"params": state["params"]})
     said = refusal(back, tmp_path / "d", state)
-    assert (
-        " has params alone, and no ema.down: restore that part, step.restore(DIR, like=state.params)" in said
-    )
+    assert " has params alone, and no ema.down: restore that part, step.restore(DIR, like=state.params)" in said
     assert "Did you mean 'c'?" in refusal(back, tmp_path / "cc", state)
 
 
 def test_moments_are_never_taken_for_parameters_of_which_some_are_wanted():
     have = ["w", "b", "opt.mu.w"]
-    assert part_of(have, ["w"], "c/1") == ""
+    assert matching_part(have, ["w"], "c/1") == ""
     have = ["params.w", "params.b", "opt.0.mu.w", "opt.0.nu.w"]
-    assert part_of(have, ["w"], "c/1") == "params"
-    assert part_of(["params.w", "ema.w"], ["w"], "c/1", called="ema") == "ema"
+    assert matching_part(have, ["w"], "c/1") == "params"
+    assert matching_part(["params.w", "ema.w"], ["w"], "c/1", state_name="ema") == "ema"
 
 
 STEP = """%%shard dp

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxshard_magic
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store, reading, store
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf, chunked_reads, store
 
 
 def over(*axes):
@@ -32,7 +32,7 @@ def tree():
 
 
 def about(arrays):
-    return Saved(
+    return CheckpointInfo(
         1, "fsdp", "rows=4 columns=2", tuple(SavedLeaf(k, x.shape, str(x.dtype)) for k, x in arrays.items())
     )
 
@@ -42,7 +42,7 @@ def targets(arrays, place):
 
 
 def plain(x):
-    return np.asarray(jax.random.key_data(x) if reading.is_key(x) else x)
+    return np.asarray(jax.random.key_data(x) if chunked_reads.is_key(x) else x)
 
 
 PLACES = {
@@ -57,9 +57,9 @@ PLACES = {
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     """A folder with `tree()`, its arrays cut into chunks of 1 KiB."""
-    monkeypatch.setattr(reading, "CHUNK", 1 << 10)
+    monkeypatch.setattr(chunked_reads, "CHUNK", 1 << 10)
     arrays = tree()
-    with Store(tmp_path) as made:
+    with CheckpointStore(tmp_path) as made:
         made.save(1, arrays, about(arrays))
     return tmp_path
 
@@ -94,13 +94,13 @@ class Counted:
 @pytest.mark.parametrize("place", PLACES)
 def test_arrays_are_the_same_however_they_are_cut_and_no_chunk_is_read_twice(saved, monkeypatch, place):
     arrays, read, under_way = tree(), Counter(), [0]
-    opened = reading._opened
-    monkeypatch.setattr(reading, "_UNDER_WAY", 3 << 10)
+    opened = chunked_reads._opened
+    monkeypatch.setattr(chunked_reads, "_UNDER_WAY", 3 << 10)
     monkeypatch.setattr(
-        reading, "_opened", lambda *args: [Counted(file, read, under_way) for file in opened(*args)]
+        chunked_reads, "_opened", lambda *args: [Counted(file, read, under_way) for file in opened(*args)]
     )
     target = targets(arrays, PLACES[place])
-    found = Store(saved).restore(1, target)
+    found = CheckpointStore(saved).restore(1, target)
     for name, x in arrays.items():
         assert found[name].dtype == x.dtype and np.array_equal(plain(found[name]), plain(x)), name
         assert found[name].sharding.is_equivalent_to(target[name].sharding, x.ndim)
@@ -109,18 +109,18 @@ def test_arrays_are_the_same_however_they_are_cut_and_no_chunk_is_read_twice(sav
 
 
 def test_parts_that_are_read_one_after_the_other_make_the_same_arrays(saved, monkeypatch):
-    monkeypatch.setattr(reading, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(chunked_reads, "_AT_ONCE", 1 << 10)
     arrays = tree()
-    found = Store(saved).restore(1, targets(arrays, PLACES["both"]))
+    found = CheckpointStore(saved).restore(1, targets(arrays, PLACES["both"]))
     assert all(np.array_equal(plain(found[name]), plain(x)) for name, x in arrays.items())
 
 
 def test_a_step_that_takes_over_what_was_read_leaves_other_devices_theirs(tmp_path):
     """Devices whose memory is the host's share what they all have."""
     w = jnp.ones((256, 256))
-    with Store(tmp_path) as made:
+    with CheckpointStore(tmp_path) as made:
         made.save(1, {"w": w}, about({"w": w}))
-    [found] = Store(tmp_path).restore(1, targets({"w": w}, lambda _: over())).values()
+    [found] = CheckpointStore(tmp_path).restore(1, targets({"w": w}, lambda _: over())).values()
     half = jax.jit(lambda x: x * jnp.where(jnp.arange(256) % 2, 2, 1), donate_argnums=0, out_shardings=over())
     found = half(half(found))
     for shard in found.addressable_shards:
@@ -130,13 +130,11 @@ def test_a_step_that_takes_over_what_was_read_leaves_other_devices_theirs(tmp_pa
 def test_what_is_damaged_is_told_in_one_line(saved):
     for file in (saved / "1" / "state").rglob("d/*"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(
-        jaxshard_magic.ShardError, match=r"^checkpoint 1 of .* can't be read back: "
-    ) as raised:
-        Store(saved).restore(1, targets(tree(), PLACES["rows"]))
+    with pytest.raises(jaxshard_magic.ShardError, match=r"^checkpoint 1 of .* can't be read back: ") as raised:
+        CheckpointStore(saved).restore(1, targets(tree(), PLACES["rows"]))
     assert "\n" not in str(raised.value)
 
 
 def test_dimensions_whose_divisors_lie_far_apart_are_not_cut_into_rows():
-    assert store.chunk_of((32000, 4096)) == store.chunk_of((4096, 11008)) == store.chunk_of(()) == 8 << 20
-    assert store.chunk_of((50257, 768)) is None  # a prime number: its only chunks would be rows of 3 KiB
+    assert store.chunk_bytes((32000, 4096)) == store.chunk_bytes((4096, 11008)) == store.chunk_bytes(()) == 8 << 20
+    assert store.chunk_bytes((50257, 768)) is None  # a prime number: its only chunks would be rows of 3 KiB

@@ -22,7 +22,7 @@ from refusals import refusal
 from thinned import CI, thinned
 
 import jaxshard_magic
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
+from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
 
 TX = optax.adam(1e-2)
 BATCH = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
@@ -32,10 +32,7 @@ WIDE = 1024  # each array has more elements than fsdp leaves whole
 
 def state_of(width=64):
     keys = jax.random.split(jax.random.key(0), 4)
-    params = {
-        f"l{i}": jax.random.normal(k, (32, width) if i % 2 == 0 else (width, 32)) / 8
-        for i, k in enumerate(keys)
-    }
+    params = {f"l{i}": jax.random.normal(k, (32, width) if i % 2 == 0 else (width, 32)) / 8 for i, k in enumerate(keys)}
     return params, TX.init(params), jax.random.key(7)
 
 
@@ -191,19 +188,17 @@ def small(n=1, dtype="float32", name="w", shape=(8,)):
 
 
 def about(n, tree):
-    return Saved(n, "fsdp", "data=8", tuple(SavedLeaf(k, x.shape, str(x.dtype)) for k, x in tree.items()))
+    return CheckpointInfo(n, "fsdp", "data=8", tuple(SavedLeaf(k, x.shape, str(x.dtype)) for k, x in tree.items()))
 
 
 def test_another_model_is_refused_by_its_first_leaf_before_anything_is_read(tmp_path, monkeypatch):
     step = jaxshard_magic.shard(lambda state: state, "dp", mesh="cpu:2 data=2")
     step(small())
     step.save(tmp_path / "c", small())
-    monkeypatch.setattr(Store, "restore", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(CheckpointStore, "restore", lambda *_: pytest.fail("read"))
     back = step.restore
     assert "w is float32[8] in c/1 and float32[4] here" in refusal(back, tmp_path / "c", small(shape=(4,)))
-    assert "w is float32[8] in c/1 and int32[8] here; cast=True" in refusal(
-        back, tmp_path / "c", small(dtype="int32")
-    )
+    assert "w is float32[8] in c/1 and int32[8] here; cast=True" in refusal(back, tmp_path / "c", small(dtype="int32"))
     renamed = refusal(back, tmp_path / "c", {"ww": jnp.ones(8)})
     assert "c/1 has no ww. Did you mean 'w'?" in renamed
     assert "no arrays" in refusal(back, tmp_path / "c", {})
@@ -219,23 +214,23 @@ def test_a_dtype_is_converted_where_asked(tmp_path):
 def test_folders_that_cant_be_saved_into_are_told_and_left_alone(tmp_path):
     tree = small()
     (tmp_path / "file").write_text("mine")
-    assert "is a file" in refusal(Store(tmp_path / "file").save, 1, tree, about(1, tree))
+    assert "is a file" in refusal(CheckpointStore(tmp_path / "file").save, 1, tree, about(1, tree))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    assert "notes.txt" in refusal(Store(tmp_path / "full").save, 1, tree, about(1, tree))
-    with Store(tmp_path / "c") as first:
+    assert "notes.txt" in refusal(CheckpointStore(tmp_path / "full").save, 1, tree, about(1, tree))
+    with CheckpointStore(tmp_path / "c") as first:
         first.save(1, tree, about(1, tree))
         assert "has a checkpoint 1 already" in refusal(first.save, 1, tree, about(1, tree))
         assert "is saving a checkpoint into it" in refusal(
-            Store(tmp_path / "c").save, 2, tree, about(2, tree)
+            CheckpointStore(tmp_path / "c").save, 2, tree, about(2, tree)
         )
         forked = os.dup(first._lock._file.fileno())  # as a process has it that a loader forks from this one
-    with Store(tmp_path / "c") as second:
+    with CheckpointStore(tmp_path / "c") as second:
         second.save(2, tree, about(2, tree))
     os.close(forked)
     shutil.rmtree(tmp_path / "c" / "2")
-    assert Store(tmp_path / "c").steps() == [1]
-    assert "it has 1" in refusal(Store(tmp_path / "c").saved, 5)
+    assert CheckpointStore(tmp_path / "c").steps() == [1]
+    assert "it has 1" in refusal(CheckpointStore(tmp_path / "c").info, 5)
 
 
 def test_arrays_that_the_plan_has_no_place_for_are_told_in_one_line(tmp_path):
@@ -243,9 +238,7 @@ def test_arrays_that_the_plan_has_no_place_for_are_told_in_one_line(tmp_path):
     state = {**small(3), "seen": jnp.arange(6), "epoch": jnp.asarray(2)}
     step(small())
     step.save(tmp_path / "c", state)
-    with pytest.warns(
-        UserWarning, match=r"^seen int32\[6\] whole on each of 2 devices: .* takes no input of this"
-    ):
+    with pytest.warns(UserWarning, match=r"^seen int32\[6\] whole on each of 2 devices: .* takes no input of this"):
         back = step.restore(tmp_path / "c", state)
     assert same(back, state)
     assert back["seen"].sharding.is_fully_replicated
@@ -266,11 +259,11 @@ def bare():
 
 LIMITED = """
 import resource, sys, jax
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
+from jaxshard_magic.checkpoints import CheckpointInfo, SavedLeaf, CheckpointStore
 from jaxshard_magic.errors import ShardError
-store, w = Store(sys.argv[1]), jax.random.normal(jax.random.key(0), (1 << 20,))
+store, w = CheckpointStore(sys.argv[1]), jax.random.normal(jax.random.key(0), (1 << 20,))
 for n in (1, 2):
-    store.save(n, {"w": w}, Saved(n, "dp", "data=1", (SavedLeaf("w", w.shape, str(w.dtype)),)))
+    store.save(n, {"w": w}, CheckpointInfo(n, "dp", "data=1", (SavedLeaf("w", w.shape, str(w.dtype)),)))
     try:
         store.wait()
     except ShardError as error:
@@ -310,9 +303,7 @@ state, batch, rate, scale = {"w": jnp.arange(4.0)}, jnp.ones((8, 4)), 0.25, 2.0
 
 def test_the_notebooks_state_goes_to_disk_and_comes_back_under_its_name(notebook, tmp_path, capsys):
     notebook.run(GIVEN)
-    notebook.run(
-        f"{STEP}\nstate = train(state, batch, scale=scale)\nstate = train(state, batch, scale=scale)"
-    )
+    notebook.run(f"{STEP}\nstate = train(state, batch, scale=scale)\nstate = train(state, batch, scale=scale)")
     saved = np.asarray(notebook["state"]["w"])
     notebook.run(f"%shard save {tmp_path}/c state")
     assert "checkpoint 2 saved into" in capsys.readouterr().out
@@ -330,7 +321,7 @@ def test_the_notebooks_state_goes_to_disk_and_comes_back_under_its_name(notebook
 
 def test_a_state_is_loaded_before_the_first_call_of_a_step_with_keywords(notebook, tmp_path, capsys):
     tree = {"w": jnp.asarray([4.0, 3, 2, 1])}
-    with Store(tmp_path / "c") as store:
+    with CheckpointStore(tmp_path / "c") as store:
         store.save(7, tree, about(7, tree))
     notebook.run(GIVEN)
     notebook.run(STEP)
@@ -346,13 +337,13 @@ def test_a_state_is_loaded_before_the_first_call_of_a_step_with_keywords(noteboo
 
 KILLED = """
 import sys, jax.numpy as jnp
-from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
-store, n = Store(sys.argv[1], keep=2), 0
+from jaxshard_magic.checkpoints import CheckpointInfo, SavedLeaf, CheckpointStore
+store, n = CheckpointStore(sys.argv[1], keep=2), 0
 while True:
     n += 1
     tree = {f"w{i}": jnp.full((256, 256), n, "float32") for i in range(8)}
     leaves = tuple(SavedLeaf(k, x.shape, str(x.dtype)) for k, x in tree.items())
-    store.save(n, tree, Saved(n, "fsdp", "data=1", leaves))
+    store.save(n, tree, CheckpointInfo(n, "fsdp", "data=1", leaves))
     print(n, flush=True)
 """
 
@@ -376,22 +367,20 @@ def killed_in_a_save(folder, delay):
     return int(said[-1]) - 1 if said else 1
 
 
-@pytest.mark.parametrize(
-    "times", [pytest.param(3, marks=pytest.mark.ci), pytest.param(50, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.ci), pytest.param(50, marks=pytest.mark.full)])
 def test_a_process_killed_at_any_moment_of_a_save_leaves_the_last_whole_checkpoint(times, tmp_path):
     moments, cut = np.random.default_rng(5).uniform(0, 0.3, times), 0
     for i, delay in enumerate(moments):
         folder = tmp_path / str(i)
         whole = killed_in_a_save(folder, delay)
-        store = Store(folder)
+        store = CheckpointStore(folder)
         assert store.latest() in (whole, whole + 1)
-        cut += bool(store.torn())
+        cut += bool(store.remove_interrupted())
         for n in store.steps():
-            leaves = store.saved(n).leaves
+            leaves = store.info(n).leaves
             here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             target = {x.path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for x in leaves}
             assert all(np.all(np.asarray(x) == n) for x in store.restore(n, target).values())
-        assert not store.torn()
+        assert not store.remove_interrupted()
         store.close()
     assert times < 50 or cut, "no moment was inside a save"

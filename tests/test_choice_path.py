@@ -7,34 +7,34 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.comparing import Requests, space
-from jaxshard_magic.comparing.nodes import Node
-from jaxshard_magic.comparing.path import path
-from jaxshard_magic.comparing.ranking import simplest_first
-from jaxshard_magic.comparing.sketch import Sketch
 from jaxshard_magic.report.choice import Question
+from jaxshard_magic.search import Requests, strategy_space
+from jaxshard_magic.search.decision_path import decision_questions
+from jaxshard_magic.search.nodes import SearchNode
+from jaxshard_magic.search.plan_estimate import PlanEstimate
+from jaxshard_magic.search.ranking import simplest_first
 
 V5E, ROOM = hardware.chip("v5e"), 16_000
 FAMILIES = ("dp", "fsdp", "fsdp+tp", "tp", "pp")
 
 
-def planned(**figures: tuple[float, float, int] | None) -> list[Node]:
+def planned(**figures: tuple[float, float, int] | None) -> list[SearchNode]:
     """Candidates by strategy, with what each computes, waits for and needs."""
     requests = Requests(
         FAMILIES, jaxshard_magic.mesh("cpu:8 data=8"), ["data=8", "data=4 model=2", "stage=8", "model=8"]
     )
     nodes = []
-    for each in space(requests):
+    for each in strategy_space(requests):
         found = figures.get(each.strategy.replace("+", "_"))
         if found is not None:
             own, waits, needs = found
-            sketch = Sketch(own + waits, own, waits, needs // 2, needs, 4, own + waits, own + waits)
-            nodes.append(Node(each, own + waits, sketch))
+            sketch = PlanEstimate(own + waits, own, waits, needs // 2, needs, 4, own + waits, own + waits)
+            nodes.append(SearchNode(each, own + waits, sketch))
     return nodes
 
 
-def asked(nodes: list[Node]) -> tuple[Question, ...]:
-    return path(nodes, V5E, ROOM, lambda node: node.sketch and node.sketch.seconds)
+def asked(nodes: list[SearchNode]) -> tuple[Question, ...]:
+    return decision_questions(nodes, V5E, ROOM, lambda node: node.sketch and node.sketch.seconds)
 
 
 def test_links_are_fast_enough_where_no_other_way_is_clearly_faster():
@@ -63,14 +63,14 @@ def test_a_compiled_peak_counts_for_more_than_an_estimate(peak: float):
     compiled = Compiled()
     compiled.peak = int(peak * ROOM)
     node.trial = compiled
-    fits, *_ = path([node], V5E, ROOM, lambda _: None)
+    fits, *_ = decision_questions([node], V5E, ROOM, lambda _: None)
     assert fits.answer is (peak <= 1) and "about" not in fits.because
 
 
 def test_options_that_save_memory_count_and_are_named():
     (bare,) = planned(dp=(1.0, 0.0, 2 * ROOM))[:1]
     saving = replace(bare.candidate, options={"remat": "full"})
-    less = Node(saving, 1.2, replace(bare.sketch, needs=9_000))
+    less = SearchNode(saving, 1.2, replace(bare.sketch, peak_bytes=9_000))
     fits, *_ = asked([bare, less])
     assert fits.answer is True and fits.because.endswith('as dp --mesh "data=8" --remat full')
 
@@ -89,7 +89,7 @@ def test_what_is_chosen_is_not_turned_down_before():
                 for name in FAMILIES
             }
         )
-        fit = sorted((n for n in nodes if n.peak <= ROOM), key=lambda n: n.least)
+        fit = sorted((n for n in nodes if n.peak <= ROOM), key=lambda n: n.min_seconds)
         chosen = simplest_first(fit, lambda n: n.sketch.seconds, order)
         if chosen and (strategy := chosen[0].candidate.strategy) in ("dp", "fsdp"):
             fits, links, _ = asked(nodes)

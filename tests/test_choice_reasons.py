@@ -37,7 +37,5 @@ def test_of_a_reason_only_what_is_shown_is_counted():
 
 
 def test_reasons_with_other_figures_are_not_one():
-    sizes = [
-        considered("tp", {"model": n}, REFUSED, f"12 heads do not divide by model={n}") for n in (8, 256)
-    ]
+    sizes = [considered("tp", {"model": n}, REFUSED, f"12 heads do not divide by model={n}") for n in (8, 256)]
     assert [why for _, why in words.by_reason(sizes, 40)] == [c.why for c in sizes]

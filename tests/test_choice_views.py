@@ -30,13 +30,13 @@ from sample_choices import (
 
 from jaxshard_magic.report.choice import BOUND, CHOSEN, RUNNER_UP, Choice, Question
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views.choice import tree
+from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.choice.html import MOST_ROWS, page
 from jaxshard_magic.views.choice.text import shares
 from jaxshard_magic.views.comparison import chart
 from jaxshard_magic.views.comparison import html as tables
 from jaxshard_magic.views.format import SPACE, UNKNOWN
-from jaxshard_magic.views.terminal import cells
+from jaxshard_magic.views.terminal import display_width
 from jaxshard_magic.views.words import choice as words
 
 OVERLAPPING = """() => {
@@ -63,7 +63,7 @@ def counts(found: Choice) -> str:
 
 
 def ways(found: Choice) -> list[tuple[str, ...]]:
-    return [(each.way, *(branch.way for branch in each.branches)) for each in tree.nodes(found.path)]
+    return [(each.emphasis, *(branch.emphasis for branch in each.branches)) for each in decision_tree.nodes(found.path)]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_the_budget_left_is_counted_and_listed():
 
 def test_the_tree_has_all_questions_with_their_figures_and_all_answers():
     found = predicted()
-    drawn = " ".join(re.findall(r"<text[^>]*>(.*?)</text>", tree.tree(found.path)))
+    drawn = " ".join(re.findall(r"<text[^>]*>(.*?)</text>", decision_tree.tree_html(found.path)))
     drawn = drawn.replace("&#x27;", "'")
     for text in (drawn, Reader(without_svg(found.to_html())).text, " ".join(found.to_text(100).split())):
         for question in PATH:
@@ -176,7 +176,7 @@ def test_the_tree_has_all_questions_with_their_figures_and_all_answers():
 
 
 def test_the_way_taken_is_strong_up_to_its_answer_and_the_others_are_quiet():
-    strong, quiet = tree.STRONG, tree.QUIET
+    strong, quiet = decision_tree.STRONG, decision_tree.QUIET
     assert ways(predicted()) == [
         (strong, quiet, strong),
         (strong, strong, quiet),
@@ -186,16 +186,16 @@ def test_the_way_taken_is_strong_up_to_its_answer_and_the_others_are_quiet():
 
 
 def test_where_an_answer_is_not_known_the_ways_from_it_are_dashed():
-    unsure, quiet = tree.UNSURE, tree.QUIET
+    unsure, quiet = decision_tree.UNSURE, decision_tree.QUIET
     assert ways(untimed()) == [
-        (tree.STRONG, unsure, unsure),
+        (decision_tree.STRONG, unsure, unsure),
         (unsure, unsure, quiet),
         (unsure, unsure, quiet),
     ]
-    dashed = tree.tree(untimed().path).count("stroke-dasharray")
+    dashed = decision_tree.tree_html(untimed().path).count("stroke-dasharray")
     # a line and a leaf; a line and a box; a line and a box; a line and a leaf
     assert dashed == 8
-    assert "stroke-dasharray" not in tree.tree(predicted().path[:3])
+    assert "stroke-dasharray" not in decision_tree.tree_html(predicted().path[:3])
 
 
 def test_an_unknown_answer_whose_ways_are_one_changes_nothing():
@@ -252,8 +252,8 @@ def test_a_sentence_says_whether_the_usual_path_leads_to_what_was_found(found: C
 
 def test_what_was_compiled_stands_as_in_a_comparison():
     found = predicted()
-    assert tables.trials(found.comparison) in found.to_html()
-    assert chart.scatter(found.comparison) in found.to_html()
+    assert tables.trials_table(found.comparison) in found.to_html()
+    assert chart.chart_with_notes(found.comparison) in found.to_html()
     text = found.to_text(100)
     assert "* fsdp+tp remat full" in text and "212 ms" in told(text)
     assert "Compiled" not in Reader(planned().to_html()).text
@@ -325,13 +325,13 @@ def test_names_cannot_break_out_of_the_markup_nor_move_a_cursor():
 @pytest.mark.parametrize("name", list(CHOICES))
 def test_no_line_is_wider_than_asked_but_one_to_paste(name: str, width: int):
     for line in CHOICES[name]().to_text(width).split("\n"):
-        assert cells(line) <= width or line.startswith("    ")
+        assert display_width(line) <= width or line.startswith("    ")
         assert line.isprintable()
 
 
 def test_only_lines_to_paste_are_wider_than_asked():
     for found in (predicted(), ended(), many(), planned()):
-        wide = [line for line in found.to_text(60).split("\n") if cells(line) > 60]
+        wide = [line for line in found.to_text(60).split("\n") if display_width(line) > 60]
         assert all(line.startswith("    %%shard ") for line in wide)
 
 

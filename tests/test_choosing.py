@@ -10,13 +10,22 @@ import zoo
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.analysis import reading
+from jaxshard_magic.analysis import step_facts
 from jaxshard_magic.analysis.mesh_info import mesh_info
-from jaxshard_magic.comparing import AMONG, OF_EXPERTS, Hardware, How, Requests, Searching, search, space
-from jaxshard_magic.comparing.nodes import Node
-from jaxshard_magic.comparing.ranking import simplest_first
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
+from jaxshard_magic.search import (
+    EXPERT_STRATEGIES,
+    SEARCHED_STRATEGIES,
+    Hardware,
+    Requests,
+    StrategySearch,
+    TrialOptions,
+    strategy_search,
+    strategy_space,
+)
+from jaxshard_magic.search.nodes import SearchNode
+from jaxshard_magic.search.ranking import simplest_first
 
 WIDTH, LAYERS = 256, 6
 
@@ -38,9 +47,7 @@ def shapes(examples: int = 64, width: int = WIDTH) -> tuple:
 
 
 def chosen(*args, **options) -> Choice:
-    return jaxshard_magic.choose(
-        step, args or shapes(), **{"mesh": "cpu:8 data=8", "budget": None, **options}
-    )
+    return jaxshard_magic.choose(step, args or shapes(), **{"mesh": "cpu:8 data=8", "budget": None, **options})
 
 
 def outcomes(found: Choice) -> dict[str, str]:
@@ -62,7 +69,7 @@ def memory(monkeypatch):
 @pytest.mark.ci
 def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
     found = chosen()
-    every = jaxshard_magic.compare(step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
+    every = jaxshard_magic.compare(step, SEARCHED_STRATEGIES, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
     compiled = {t.line for t in found.comparison.trials if t.report is not None}
     assert every.fastest is not None and found.chosen is not None
     assert found.chosen.line == every.fastest.line
@@ -78,7 +85,7 @@ def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
 @pytest.mark.ci
 def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes():
     plans = {c.line: c.bound for c in chosen(plan_only=True).candidates}
-    every = jaxshard_magic.compare(step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
+    every = jaxshard_magic.compare(step, SEARCHED_STRATEGIES, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
     known = 0
     for trial in every.trials:
         bound = plans[trial.line]
@@ -157,7 +164,7 @@ def test_where_nothing_fits_none_is_chosen_and_the_arrays_that_are_too_large_are
 )
 def test_more_moving_parts_must_win_by_more_than_predictions_err(times, first):
     requests = Requests(list(times), jaxshard_magic.mesh("cpu:8 data=8"))
-    found = {node.candidate.strategy: node for node in map(Node, reversed(space(requests)))}
+    found = {node.candidate.strategy: node for node in map(SearchNode, reversed(strategy_space(requests)))}
     fastest = sorted(found.values(), key=lambda n: times[n.candidate.strategy] or 9.0)
     place = {strategy: at for at, strategy in enumerate(times)}
     ranked = simplest_first(fastest, lambda n: times[n.candidate.strategy], place)
@@ -216,9 +223,7 @@ def test_a_search_traces_the_step_no_more_often_than_its_most_demanding_strategy
             count += 1
             return step(params, batch)
 
-        jaxshard_magic.choose(
-            jax.jit(counted), shapes(), mesh="cpu:8 data=8", among=among, plan_only=True, budget=None
-        )
+        jaxshard_magic.choose(jax.jit(counted), shapes(), mesh="cpu:8 data=8", among=among, plan_only=True, budget=None)
         return count
 
     assert traced("dp,fsdp,tp,dp+tp") == traced("dp") > 0
@@ -232,8 +237,8 @@ def test_a_budget_that_ends_before_the_first_compile_says_so():
 
 def test_when_the_budget_ends_what_has_compiled_is_chosen_from_and_the_others_are_left(monkeypatch):
     ended = []
-    monkeypatch.setattr(search.time, "monotonic", lambda: 100.0 if ended else 0.0)
-    monkeypatch.setattr(search.Searching, "_slower", lambda *_: False)  # all would be compiled
+    monkeypatch.setattr(strategy_search.time, "monotonic", lambda: 100.0 if ended else 0.0)
+    monkeypatch.setattr(strategy_search.StrategySearch, "_slower", lambda *_: False)  # all would be compiled
     found = chosen(budget=50.0, among="dp,fsdp,tp,dp+tp,fsdp+tp", show=ended.append)
     compiled = {t.line for t in found.comparison.trials}
     assert found.chosen is not None and found.chosen.line in compiled
@@ -253,7 +258,7 @@ def test_an_interrupt_keeps_what_has_compiled():
 def test_too_many_candidates_are_refused_with_what_makes_them_fewer():
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     with pytest.raises(ShardError, match=r"42 candidates to search .* at most 40 are; name fewer"):
-        space(Requests(AMONG, mesh, vary={"precision": [None, "bf16"]}), most=40)
+        strategy_space(Requests(SEARCHED_STRATEGIES, mesh, vary={"precision": [None, "bf16"]}), most=40)
 
 
 @pytest.mark.parametrize("among", ["dp,fspd", "auto"])
@@ -273,15 +278,13 @@ def test_what_divides_experts_is_searched_for_a_step_that_has_some():
     call = zoo.STEPS["mixture_of_experts"].make()
     found = {}
     for name, fn, args in (("moe", call.fn, call.args), ("mlp", step, shapes())):
-        choice = jaxshard_magic.choose(
-            fn, args, mesh="cpu:8 data=8", meshes=["data=2 expert=4"], plan_only=True
-        )
+        choice = jaxshard_magic.choose(fn, args, mesh="cpu:8 data=8", meshes=["data=2 expert=4"], plan_only=True)
         found[name] = {c.strategy: c for c in choice.candidates if "ep" in c.strategy.split("+")}
-    assert set(found["moe"]) == set(OF_EXPERTS) and not found["mlp"]
+    assert set(found["moe"]) == set(EXPERT_STRATEGIES) and not found["mlp"]
     assert found["moe"]["ep+dp"].bound is not None
 
 
-@pytest.mark.parametrize("among", ["dp", "dp,fsdp", AMONG])
+@pytest.mark.parametrize("among", ["dp", "dp,fsdp", SEARCHED_STRATEGIES])
 def test_a_step_that_raises_under_all_strategies_raises_as_it_does(among):
     def broken(params, batch):
         raise ZeroDivisionError("mine")
@@ -341,11 +344,11 @@ def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
 
 def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeypatch):
     """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
-    monkeypatch.setattr(reading, "info_of", lambda mesh: mesh_info(mesh, "attached"))
+    monkeypatch.setattr(step_facts, "detect_mesh_info", lambda mesh: mesh_info(mesh, "attached"))
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
     attached = Hardware(hardware.chip("v5e"), known=False, limit=None, runs=True)
-    searching = Searching(step, Requests(["dp", "fsdp", "tp"], mesh), How("step"), attached)
+    searching = StrategySearch(step, Requests(["dp", "fsdp", "tp"], mesh), TrialOptions("step"), attached)
     found = searching((params, batch), {})
     times = {t.line: t.measured for t in found.comparison.trials}
     assert found.source == "measured" and found.on is None

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.step import Entry, clock, entry
-from jaxshard_magic.step.clock import COPIES, GAP, START_TO_END, STEP_TO_STEP, Clock, Pace
+from jaxshard_magic.step import CompiledStep, compiled_step, loop_clock
+from jaxshard_magic.step.loop_clock import COPIES, GAP, START_TO_END, STEP_TO_STEP, LoopClock, StepTime
 
 STEP, DISPATCH, AHEAD = 10e-3, 0.2e-3, 32  # seconds, seconds, calls that run ahead of the device
 
@@ -22,8 +22,8 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now, self.ends = 0.0, [0.0]
         here = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(clock, "time", here)
-        monkeypatch.setattr(entry, "time", here)
+        monkeypatch.setattr(loop_clock, "time", here)
+        monkeypatch.setattr(compiled_step, "time", here)
 
     def call(self, *_: object) -> "Output":
         self.now += DISPATCH
@@ -54,10 +54,10 @@ def device(monkeypatch) -> Device:
     return Device(monkeypatch)
 
 
-def program(device: Device, first: int = 2) -> Entry:
-    made = object.__new__(Entry)
-    made.calls, made.clock, made._lock = 0, Clock(first), Lock()
-    made.call, made._sign_of = device.call, lambda outs: outs
+def program(device: Device, first: int = 2) -> CompiledStep:
+    made = object.__new__(CompiledStep)
+    made.calls, made.clock, made._lock = 0, LoopClock(first), Lock()
+    made.call, made._probe = device.call, lambda outs: outs
     return made
 
 
@@ -92,13 +92,13 @@ def evaluates_once(device: Device, out: Output, i: int) -> None:
         device.now += 2.0
 
 
-def looped(device: Device, rest: Rest, calls: int) -> Pace:
+def looped(device: Device, rest: Rest, calls: int) -> StepTime:
     made = program(device)
     for i in range(calls):
         rest(device, made._run(()), i)
     made.clock.settle()
     assert made.clock.calls == calls
-    pace = made.clock.pace()
+    pace = made.clock.step_time()
     assert pace is not None
     return pace
 
@@ -108,23 +108,21 @@ def looped(device: Device, rest: Rest, calls: int) -> Pace:
 def test_a_step_takes_the_same_however_its_loop_waits_for_it(device, rest, calls):
     pace = looped(device, rest, calls)
     assert pace.median == pytest.approx(STEP, rel=0.03)
-    assert (
-        pace.calls == calls - 1 and pace.apart is None
-    )  # the first, which may load the program, is not timed
-    assert pace.how == (STEP_TO_STEP if calls > clock.EACH else START_TO_END)
-    assert pace.least >= STEP * (1 - 1e-9) and pace.most <= 1.1 * STEP
+    assert pace.calls == calls - 1 and pace.call_interval is None  # the first, which may load the program, is not timed
+    assert pace.method == (STEP_TO_STEP if calls > loop_clock.WAIT_FOR_FIRST else START_TO_END)
+    assert pace.shortest >= STEP * (1 - 1e-9) and pace.longest <= 1.1 * STEP
 
 
 def test_what_a_loop_does_between_its_steps_is_no_part_of_them_and_told_apart(device):
     pace = looped(device, waits_and_loads, 1000)
-    assert pace.how == START_TO_END and 20 < pace.calls < 40
+    assert pace.method == START_TO_END and 20 < pace.calls < 40
     assert pace.median == pytest.approx(STEP + DISPATCH)
-    assert pace.apart == pytest.approx(4 * STEP + DISPATCH, rel=0.05)
+    assert pace.call_interval == pytest.approx(4 * STEP + DISPATCH, rel=0.05)
 
 
 def test_an_evaluation_is_no_step(device):
     pace = looped(device, evaluates_once, 1000)
-    assert pace.most < 1.1 * STEP and 999 - GAP <= pace.calls < 999
+    assert pace.longest < 1.1 * STEP and 999 - GAP <= pace.calls < 999
 
 
 def test_waiting_costs_a_loop_less_than_its_steps_from_one_wait_to_the_next(device):
@@ -142,8 +140,8 @@ def test_of_calls_that_ended_long_ago_it_is_not_known_when(device):
         made._run(())
     device.now += 60
     made.clock.settle()
-    pace = made.clock.pace()
-    assert pace is not None and pace.calls == 16 and pace.most < 1.1 * STEP
+    pace = made.clock.step_time()
+    assert pace is not None and pace.calls == 16 and pace.longest < 1.1 * STEP
 
 
 def test_a_loop_goes_on_after_a_report(device):
@@ -152,7 +150,7 @@ def test_a_loop_goes_on_after_a_report(device):
         for _ in range(20):
             made._run(())
         made.clock.settle()
-    pace = made.clock.pace()
+    pace = made.clock.step_time()
     assert pace is not None and pace.calls == 59
 
 
@@ -160,20 +158,20 @@ def test_another_program_in_between_takes_none_of_the_time(device):
     made = program(device)
     for i in range(200):
         if i == 100:
-            made.clock.breaks()
+            made.clock.discard_interval()
             device.now += 5
         made._run(())
     made.clock.settle()
-    pace = made.clock.pace()
-    assert pace is not None and pace.median == pytest.approx(STEP, rel=0.03) and pace.most < 1.1 * STEP
+    pace = made.clock.step_time()
+    assert pace is not None and pace.median == pytest.approx(STEP, rel=0.03) and pace.longest < 1.1 * STEP
 
 
 def test_calls_on_copies_are_told_where_they_are_more_than_the_loops(device):
     made = program(device)
     made._run(())
     for _ in range(3):
-        made.timed((), made.clock.copies)
-    assert made.clock.pace() == Pace(*[pytest.approx(STEP + DISPATCH)] * 3, 3, COPIES)
+        made.run_timed((), made.clock.repeated_s)
+    assert made.clock.step_time() == StepTime(*[pytest.approx(STEP + DISPATCH)] * 3, 3, COPIES)
 
 
 def descend(params, batch):
@@ -196,7 +194,7 @@ def test_a_report_tells_of_the_last_loop_and_a_single_call_is_none(step):
     step.restart()
     seen = []
     for calls in (1, 1, 20, 1, 0, 3):
-        step.loops.begin()
+        step.loops.start_loop()
         run(step, calls)
         timing = step.report().timing
         seen.append((timing.calls, timing.others))
@@ -206,7 +204,7 @@ def test_a_report_tells_of_the_last_loop_and_a_single_call_is_none(step):
 
 def test_calls_of_other_shapes_are_counted_and_not_timed(step):
     step.restart()
-    step.loops.begin()
+    step.loops.start_loop()
     run(step, 1, rows=8)
     run(step, 12)
     timing = step.report().timing
@@ -215,9 +213,9 @@ def test_calls_of_other_shapes_are_counted_and_not_timed(step):
 
 def test_nothing_is_held_once_a_loop_is_reported(step):
     run(step, 2)
-    assert step.entry.clock.sign is not None
+    assert step.entry.clock.probe is not None
     step.report()
-    assert step.entry.clock.sign is None
+    assert step.entry.clock.probe is None
 
 
 def test_a_step_that_fails_on_the_device_is_no_failure_of_its_clock():
@@ -225,11 +223,11 @@ def test_a_step_that_fails_on_the_device_is_no_failure_of_its_clock():
         def block_until_ready(self) -> "Output":
             raise RuntimeError("out of memory")
 
-    made = Clock()
-    made.sign = Failed(SimpleNamespace(now=0.0), 1.0)  # type: ignore[arg-type]
+    made = LoopClock()
+    made.probe = Failed(SimpleNamespace(now=0.0), 1.0)  # type: ignore[arg-type]
     made.settle()
-    assert made.pace() is None
+    assert made.step_time() is None
 
 
 def test_the_clock_of_the_machine_is_its_own():
-    assert clock.time is time and entry.time is time
+    assert loop_clock.time is time and compiled_step.time is time

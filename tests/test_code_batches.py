@@ -10,9 +10,9 @@ from conftest import Notebook
 from jax.sharding import PartitionSpec as P
 from taken_home import FIVE, Home, bare, code, proved
 
-from jaxshard_magic.codegen.cells import Place
-from jaxshard_magic.codegen.pins import Pin
-from jaxshard_magic.codegen.shards import Sums, undivided
+from jaxshard_magic.codegen.cells import SourceSpan
+from jaxshard_magic.codegen.constraints import Constraint
+from jaxshard_magic.codegen.gradient_sums import GradientSums, drop_axes
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 full = pytest.mark.full
@@ -109,9 +109,7 @@ def rows():
 
 
 @pytest.mark.parametrize(("home", "line", "mesh"), list(rows()))
-def test_gradients_that_wait_for_the_last_microbatch_move_as_planned(
-    notebook, tmp_path, home: Home, line, mesh
-):
+def test_gradients_that_wait_for_the_last_microbatch_move_as_planned(notebook, tmp_path, home: Home, line, mesh):
     program = proved(notebook, tmp_path, home, line, mesh)
     if home.name in DRAWS:
         assert f"Without --reduce {line.split()[-1]}: " in program.text
@@ -120,13 +118,9 @@ def test_gradients_that_wait_for_the_last_microbatch_move_as_planned(
     assert program.same is ((home.name, line) not in JOINED)
 
 
-@pytest.mark.parametrize(
-    "home", [pytest.param(h, marks=full, id=h.name) for h in FIVE if h.name not in DRAWS]
-)
+@pytest.mark.parametrize("home", [pytest.param(h, marks=full, id=h.name) for h in FIVE if h.name not in DRAWS])
 @pytest.mark.parametrize("strategy", ["dp", "fsdp"])
-def test_gradients_rounded_before_they_are_added_up_send_as_many_bytes(
-    notebook, tmp_path, home: Home, strategy
-):
+def test_gradients_rounded_before_they_are_added_up_send_as_many_bytes(notebook, tmp_path, home: Home, strategy):
     program = code(notebook, home, f"{strategy} --reduce-dtype bf16", "data=4")
     assert bare(program, tmp_path).moves == program.moves
     assert "grads = in_shards(" in program.text and "Without --" not in program.text
@@ -232,9 +226,7 @@ def test_a_batch_that_the_step_changes_as_a_whole_is_not_taken_in_parts(notebook
 
 @pytest.mark.ci
 def test_of_convolutions_no_device_has_its_own_gradients(notebook, tmp_path):
-    program, run = run_of(
-        notebook, CONVOLVED, "dp --microbatches 4 --reduce once", tmp_path, model=MODEL + IMAGES
-    )
+    program, run = run_of(notebook, CONVOLVED, "dp --microbatches 4 --reduce once", tmp_path, model=MODEL + IMAGES)
     assert_close(notebook, run)
     assert "in_microbatches(microbatch, 4, x)" in program.text and "in_shards" not in program.text
     assert "Without --reduce once: devices add gradients up where they are made" in program.text
@@ -285,8 +277,8 @@ def test_a_slice_sends_two_bytes_for_a_number(notebook, tmp_path, monkeypatch, l
 
 
 def test_a_pin_of_one_device_is_divided_over_the_other_axes_alone():
-    pin = Pin(Place("cell", 1, 0, 1, 5), ('P("data")', 'P(("data", "fsdp"), None, ("fsdp", "model"))'))
-    (found,) = undivided([pin], ("data", "fsdp"))
+    pin = Constraint(SourceSpan("cell", 1, 0, 1, 5), ('P("data")', 'P(("data", "fsdp"), None, ("fsdp", "model"))'))
+    (found,) = drop_axes([pin], ("data", "fsdp"))
     assert found.specs == ("P()", 'P(None, None, "model")')
 
 
@@ -300,5 +292,5 @@ def test_a_pin_of_one_device_is_divided_over_the_other_axes_alone():
 )
 def test_rounded_sums_are_told_by_few_patterns(rounded, patterns):
     paths = ("0", "1.a", "1.layers.0.w", "1.layers.1.w")
-    text = Sums(dict.fromkeys(paths, P()), frozenset(), frozenset(rounded), "bfloat16").text()
+    text = GradientSums(dict.fromkeys(paths, P()), frozenset(), frozenset(rounded), "bfloat16").argument_text()
     assert ast.literal_eval(text.partition("rounded=")[2].partition(", dtype")[0]) == patterns

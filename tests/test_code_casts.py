@@ -11,7 +11,7 @@ import pytest
 from forked import printed
 from taken_home import FIVE, Home, bare, code, plain
 
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.hlo import parse_module
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 ROUNDING = 2.0**-8  # of bfloat16
@@ -28,9 +28,7 @@ def planned(notebook) -> dict[str, np.ndarray]:
     """What the step gave under its plan, by the names of `plain`."""
     kept = notebook.shell.user_ns
     named = jax.tree_util.tree_flatten_with_path({"result": kept["result"], **kept["changed"]})[0]
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): x for path, x in named
-    }
+    arrays = {jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): x for path, x in named}
     return {
         name: np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
         for name, x in arrays.items()
@@ -43,7 +41,7 @@ def dots(folder) -> list[set[str]]:
     (text,) = (p.read_text() for p in folder.glob("hlo/*jit_program*before_optimizations.txt"))
     products = [
         (e, computation.instructions)
-        for computation in read(text).computations.values()
+        for computation in parse_module(text).computations.values()
         for e in computation.instructions.values()
         if e.opcode == "dot"
     ]
@@ -51,9 +49,7 @@ def dots(folder) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("home", rows())
-def test_products_run_in_bfloat16_and_numbers_are_as_near_to_float32_as_the_plan_s(
-    notebook, tmp_path, home: Home
-):
+def test_products_run_in_bfloat16_and_numbers_are_as_near_to_float32_as_the_plan_s(notebook, tmp_path, home: Home):
     program = code(notebook, home, "fsdp --precision bf16", "data=4")
     run, there, full = bare(program, tmp_path), planned(notebook), plain(home)
     assert "Without --precision" not in program.text
@@ -83,13 +79,10 @@ def test_each_operand_is_cast_where_a_product_reads_it_and_sums_stay_in_float32(
 
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
-def test_a_slice_adds_gradients_up_in_bfloat16_unless_the_line_asks_for_float32(
-    notebook, tmp_path, monkeypatch
-):
+def test_a_slice_adds_gradients_up_in_bfloat16_unless_the_line_asks_for_float32(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     as_they_come, wide = (
-        code(notebook, FIVE[0], f"dp --precision bf16{more}", "v5e:2x4 data=8")
-        for more in ("", " --reduce-dtype f32")
+        code(notebook, FIVE[0], f"dp --precision bf16{more}", "v5e:2x4 data=8") for more in ("", " --reduce-dtype f32")
     )
     assert "with\n--reduce-dtype f32 on its line" in as_they_come.text
     assert as_they_come.moves is not None and wide.moves is not None

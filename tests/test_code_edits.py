@@ -4,19 +4,19 @@ import ast
 
 import pytest
 
-from jaxshard_magic.codegen.cells import Cells, Piece, Place, imported
+from jaxshard_magic.codegen.cells import Cells, SourceSpan, UserStatement, imported_names
+from jaxshard_magic.codegen.constraints import Constraint
 from jaxshard_magic.codegen.edits import (
     Edit,
+    apply_edits,
     checkpoint_edits,
-    edited,
-    hold_edits,
+    constraint_edits,
     is_gradient,
-    of_piece,
     regather_edits,
+    statement_text,
     vmap_edits,
 )
-from jaxshard_magic.codegen.pins import Pin
-from jaxshard_magic.notebook.cells import Unit
+from jaxshard_magic.notebook.cells import ExecutedCell
 
 FILE = "<cell>"
 
@@ -24,23 +24,23 @@ FILE = "<cell>"
 def cells(text: str, lines: set[int] | None = None, imports: str | None = None) -> Cells:
     """One cell; `lines`: those that are pieces, `imports`: a text that imports for it, where it does not itself."""
     lines = set(range(1, text.count("\n") + 2)) if lines is None else lines
-    names = imported(ast.parse(text if imports is None else imports))
+    names = imported_names(ast.parse(text if imports is None else imports))
     return Cells({FILE: text.splitlines(True)}, {FILE: ast.parse(text)}, {FILE: lines}, names, str)
 
 
-def place(text: str, expression: str, first: int = 1) -> Place:
+def place(text: str, expression: str, first: int = 1) -> SourceSpan:
     """Where an expression stands, as Python tells it."""
     found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.expr) and ast.unparse(n) == expression]
     assert len(found) == 1, f"{expression} stands there {len(found)} times"
     (n,) = found
     assert n.end_lineno is not None and n.end_col_offset is not None
-    return Place(FILE, n.lineno + first - 1, n.col_offset, n.end_lineno + first - 1, n.end_col_offset)
+    return SourceSpan(FILE, n.lineno + first - 1, n.col_offset, n.end_lineno + first - 1, n.end_col_offset)
 
 
 def around(text: str, *expressions: str) -> str:
     """`text` with `h1(...)` around the first expression, `h2(...)` around the second."""
     edits = [Edit(place(text, e), f"h{i}(", ")") for i, e in enumerate(expressions, 1)]
-    return "\n".join(edited(text.split("\n"), 1, edits))
+    return "\n".join(apply_edits(text.split("\n"), 1, edits))
 
 
 def test_an_edit_stands_around_its_expression():
@@ -52,7 +52,7 @@ def test_nested_edits_nest_whatever_their_order(order: tuple[int, ...]):
     text = "y = f(a @ b + c)"
     names = ("f(a @ b + c)", "a @ b + c", "a @ b")
     edits = [Edit(place(text, name), f"h{i}(", ")") for i, name in enumerate(names)]
-    assert edited([text], 1, [edits[i] for i in order]) == ["y = h0(f(h1(h2(a @ b) + c)))"]
+    assert apply_edits([text], 1, [edits[i] for i in order]) == ["y = h0(f(h1(h2(a @ b) + c)))"]
 
 
 def test_nested_edits_that_end_together_nest():
@@ -65,9 +65,9 @@ def test_of_two_edits_at_one_place_the_later_is_outside():
 
 
 def test_an_edit_that_ends_where_another_begins_is_closed_first():
-    first, second = Place(FILE, 1, 0, 1, 1), Place(FILE, 1, 1, 1, 2)
-    assert edited(["ab"], 1, [Edit(first, "(", ")"), Edit(second, "[", "]")]) == ["(a)[b]"]
-    assert edited(["ab"], 1, [Edit(second, "[", "]"), Edit(first, "(", ")")]) == ["(a)[b]"]
+    first, second = SourceSpan(FILE, 1, 0, 1, 1), SourceSpan(FILE, 1, 1, 1, 2)
+    assert apply_edits(["ab"], 1, [Edit(first, "(", ")"), Edit(second, "[", "]")]) == ["(a)[b]"]
+    assert apply_edits(["ab"], 1, [Edit(second, "[", "]"), Edit(first, "(", ")")]) == ["(a)[b]"]
 
 
 def test_letters_of_several_bytes_before_an_edit_move_nothing():
@@ -88,41 +88,44 @@ def test_an_edit_over_several_lines_is_outside_one_that_begins_with_it():
 def test_places_are_those_of_the_file_whatever_line_the_text_begins_at():
     text = "y = a @ b"
     edit = Edit(place(text, "a @ b", first=7), "hold(", ")")
-    assert edited([text], 7, [edit]) == ["y = hold(a @ b)"]
-    assert edited([text], 8, [edit]) == [text]
+    assert apply_edits([text], 7, [edit]) == ["y = hold(a @ b)"]
+    assert apply_edits([text], 8, [edit]) == [text]
 
 
 def test_what_is_gone_has_its_edit_in_its_place():
     text = "y = jax.jit(step)(β, x)"
     edits = [
-        Edit(place(text, "jax.jit(step)"), "run", gone=True),
-        Edit(place(text, "β"), "b", gone=True),
+        Edit(place(text, "jax.jit(step)"), "run", replaces=True),
+        Edit(place(text, "β"), "b", replaces=True),
         Edit(place(text, "x"), "f(", ")"),
     ]
-    assert edited([text], 1, edits) == ["y = run(b, f(x))"]
+    assert apply_edits([text], 1, edits) == ["y = run(b, f(x))"]
 
 
 def test_edits_nest_however_many_stand_elsewhere():
-    inner, outer = Edit(Place(FILE, 1, 4, 1, 5), "in(", ")"), Edit(Place(FILE, 1, 4, 1, 5), "out(", ")")
-    elsewhere = [Edit(Place(FILE, 9, 0, 9, 1), "", "")] * 2000
-    longer = Edit(Place(FILE, 1, 3, 1, 5), "", "!")
-    assert edited(["x + y"], 1, [longer, inner, *elsewhere, outer]) == ["x + out(in(y))!"]
+    inner, outer = (
+        Edit(SourceSpan(FILE, 1, 4, 1, 5), "in(", ")"),
+        Edit(SourceSpan(FILE, 1, 4, 1, 5), "out(", ")"),
+    )
+    elsewhere = [Edit(SourceSpan(FILE, 9, 0, 9, 1), "", "")] * 2000
+    longer = Edit(SourceSpan(FILE, 1, 3, 1, 5), "", "!")
+    assert apply_edits(["x + y"], 1, [longer, inner, *elsewhere, outer]) == ["x + out(in(y))!"]
 
 
 def test_no_edit_changes_nothing():
-    assert edited(["y = a @ b", "", "# \u91cd"], 1, []) == ["y = a @ b", "", "# \u91cd"]
+    assert apply_edits(["y = a @ b", "", "# \u91cd"], 1, []) == ["y = a @ b", "", "# \u91cd"]
 
 
 def test_a_pin_of_two_specs_is_held_by_the_first_and_then_by_the_second():
     text = "y = table[ids]"
-    pin = Pin(place(text, "table[ids]"), ('P("data")', 'P("data", None, "model")'))
-    assert edited([text], 1, hold_edits([pin], "hold", "sharding_P")) == [
+    pin = Constraint(place(text, "table[ids]"), ('P("data")', 'P("data", None, "model")'))
+    assert apply_edits([text], 1, constraint_edits([pin], "hold", "sharding_P")) == [
         'y = hold(hold(table[ids], sharding_P("data")), sharding_P("data", None, "model"))'
     ]
 
 
 def again(text: str, lines: set[int] | None = None) -> str:
-    return "\n".join(edited(text.split("\n"), 1, regather_edits(cells(text, lines), "again")))
+    return "\n".join(apply_edits(text.split("\n"), 1, regather_edits(cells(text, lines), "again")))
 
 
 @pytest.mark.parametrize(
@@ -175,11 +178,11 @@ def test_functions_that_are_differentiated_are_checkpointed_by_whose_gradient_it
 
 
 def test_names_may_be_imported_in_another_text():
-    names = imported(ast.parse("import jax\nfrom jax import grad as g, vmap"))
+    names = imported_names(ast.parse("import jax\nfrom jax import grad as g, vmap"))
     assert names == {"jax": "jax", "g": "jax.grad", "vmap": "jax.vmap"}
     cell = cells("g(vmap(f))(x)", imports="import jax\nfrom jax import grad as g, vmap")
     edits = [*regather_edits(cell, "again"), *vmap_edits(cell, ["data"])]
-    assert edited(["g(vmap(f))(x)"], 1, edits) == ["g(again(vmap(f, spmd_axis_name=('data',))))(x)"]
+    assert apply_edits(["g(vmap(f))(x)"], 1, edits) == ["g(again(vmap(f, spmd_axis_name=('data',))))(x)"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_names_may_be_imported_in_another_text():
     ],
 )
 def test_what_makes_a_gradient_is_told_by_whose_it_is(text: str, whether: bool):
-    names = imported(ast.parse("import jax, equinox as eqx\nfrom jax import value_and_grad as vg"))
+    names = imported_names(ast.parse("import jax, equinox as eqx\nfrom jax import value_and_grad as vg"))
     assert is_gradient(ast.parse(text, mode="eval").body, names) is whether
 
 
@@ -204,7 +207,7 @@ def test_only_gradients_on_the_lines_asked_for_are_checkpointed():
 
 
 def with_remat(text: str, policy: str | None = None, lines: set[int] | None = None) -> str:
-    return "\n".join(edited(text.split("\n"), 1, checkpoint_edits(cells(text, lines), policy)))
+    return "\n".join(apply_edits(text.split("\n"), 1, checkpoint_edits(cells(text, lines), policy)))
 
 
 @pytest.mark.parametrize(
@@ -229,9 +232,7 @@ def test_what_is_scanned_over_is_rematerialized_else_what_is_differentiated(text
 
 def test_a_policy_says_what_is_kept():
     assert with_remat("g = nnx.grad(loss)(p)", "dots") == "g = nnx.grad(nnx.remat(loss, policy=dots))(p)"
-    assert with_remat("x, _ = lax.scan(block, x)", "dots") == (
-        "x, _ = lax.scan(jax.checkpoint(block, policy=dots), x)"
-    )
+    assert with_remat("x, _ = lax.scan(block, x)", "dots") == ("x, _ = lax.scan(jax.checkpoint(block, policy=dots), x)")
 
 
 def test_scans_on_other_lines_do_not_count():
@@ -240,7 +241,7 @@ def test_scans_on_other_lines_do_not_count():
 
 
 def with_axes(text: str, axes: tuple[str, ...], lines: set[int] | None = None) -> str:
-    return "\n".join(edited(text.split("\n"), 1, vmap_edits(cells(text, lines), axes)))
+    return "\n".join(apply_edits(text.split("\n"), 1, vmap_edits(cells(text, lines), axes)))
 
 
 @pytest.mark.parametrize(
@@ -292,30 +293,30 @@ def test_a_checkpointed_function_may_hold_what_is_mapped_and_held_inside():
     text = "g = jax.grad(lambda p: jax.vmap(f)(x @ p))(p)"
     edits = [
         *regather_edits(cells(text), "again"),
-        *hold_edits([Pin(place(text, "x @ p"), ("P()",))], "hold", "P"),
+        *constraint_edits([Constraint(place(text, "x @ p"), ("P()",))], "hold", "P"),
         *vmap_edits(cells(text), ["data"]),
     ]
-    assert edited([text], 1, edits) == [
+    assert apply_edits([text], 1, edits) == [
         "g = jax.grad(again(lambda p: jax.vmap(f, spmd_axis_name=('data',))(hold(x @ p, P()))))(p)"
     ]
 
 
 def test_a_piece_has_the_edits_of_its_own_file_and_lines():
     text = "def f(x):\n    return x @ w"
-    piece = Piece(text, FILE, 5, "cell 2")
-    here = Edit(Place(FILE, 6, 11, 6, 16), "hold(", ")")
-    below = Edit(Place(FILE, 7, 0, 7, 1), "hold(", ")")
-    assert of_piece(piece, {FILE: [here, below]}) == "def f(x):\n    return hold(x @ w)"
-    assert of_piece(piece, {"<other>": [here]}) == text
-    assert of_piece(piece, {}) == text
+    piece = UserStatement(text, FILE, 5, "cell 2")
+    here = Edit(SourceSpan(FILE, 6, 11, 6, 16), "hold(", ")")
+    below = Edit(SourceSpan(FILE, 7, 0, 7, 1), "hold(", ")")
+    assert statement_text(piece, {FILE: [here, below]}) == "def f(x):\n    return hold(x @ w)"
+    assert statement_text(piece, {"<other>": [here]}) == text
+    assert statement_text(piece, {}) == text
 
 
 def test_a_piece_begins_behind_another_statement_on_its_first_line():
     """`before` is in bytes: the first letter takes two of them."""
     text = "\u03b8 = 1; g = jax.grad(f)"
-    piece = Piece(text, FILE, 1, "cell 2", before=len("\u03b8 = 1; ".encode()))
+    piece = UserStatement(text, FILE, 1, "cell 2", byte_offset=len("\u03b8 = 1; ".encode()))
     edits = regather_edits(cells(text), "again")
-    assert of_piece(piece, {FILE: edits}) == "g = jax.grad(again(f))"
+    assert statement_text(piece, {FILE: edits}) == "g = jax.grad(again(f))"
 
 
 @pytest.mark.parametrize(
@@ -328,6 +329,8 @@ def test_a_piece_begins_behind_another_statement_on_its_first_line():
 )
 def test_statements_on_one_line_have_their_own_edits(text: str, pieces: list[str]):
     edits = regather_edits(cells(text), "again")
-    statements = Unit("cell 1", text).statements
-    found = [of_piece(Piece(s.text, FILE, s.first, "cell 1", s.before), {FILE: edits}) for s in statements]
+    statements = ExecutedCell("cell 1", text).statements
+    found = [
+        statement_text(UserStatement(s.text, FILE, s.first, "cell 1", s.before), {FILE: edits}) for s in statements
+    ]
     assert found == pieces

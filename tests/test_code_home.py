@@ -34,16 +34,10 @@ QUICK = {
 
 
 @pytest.mark.parametrize(("home", "strategy", "mesh"), list(rows()))
-def test_the_program_gives_the_same_numbers_and_moves_what_it_says(
-    notebook, tmp_path, home: Home, strategy, mesh
-):
+def test_the_program_gives_the_same_numbers_and_moves_what_it_says(notebook, tmp_path, home: Home, strategy, mesh):
     program = proved(notebook, tmp_path, home, strategy, mesh)
     assert program.same is ((home.name, strategy) not in OTHERS)
-    assert (
-        program.same
-        or " more per device and step" in program.text
-        or " less per device and step" in program.text
-    )
+    assert program.same or " more per device and step" in program.text or " less per device and step" in program.text
 
 
 HELD = 'x = jax.nn.gelu(hold(x @ layer["w"], P("data")) + layer["b"])'
@@ -105,9 +99,7 @@ def option_rows():
 
 
 @pytest.mark.parametrize(("home", "line", "mesh"), list(option_rows()))
-def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(
-    notebook, tmp_path, home: Home, line, mesh
-):
+def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(notebook, tmp_path, home: Home, line, mesh):
     program = proved(notebook, tmp_path, home, line, mesh)
     assert program.same is ((home.name, line) not in OTHER_OPTIONS)
     if program.same:

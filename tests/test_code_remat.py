@@ -123,18 +123,14 @@ FORMS = {
 
 def rows(names, quick: int):
     """The first of them at each run of the tests, the rest with all."""
-    return [
-        pytest.param(name, marks=[pytest.mark.full] if k >= quick else []) for k, name in enumerate(names)
-    ]
+    return [pytest.param(name, marks=[pytest.mark.full] if k >= quick else []) for k, name in enumerate(names)]
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("form", rows(FORMS, 1))
 def test_every_form_of_a_scan_is_cut_into_segments(notebook, form):
     layer2 = LAYER + "def layer2(x, w):\n    x = layer(x, w)\n    return x, x * 2\n"
-    text, found, without = compared(
-        notebook, "2", f"{layer2}def loss_of(w, x):\n    return ({FORMS[form]}).sum()\n"
-    )
+    text, found, without = compared(notebook, "2", f"{layer2}def loss_of(w, x):\n    return ({FORMS[form]}).sum()\n")
     assert "scan_in_segments(2)(" in text and "Without --" not in text
     assert found.products == without.products + LAYERS
 
@@ -229,8 +225,7 @@ CALLS = {  # a model; how it is named; what the program has then
         "x = recomputed(Layer(w[i]))(x)",
     ),
     "the outermost of two that match": (
-        "def sublayer(x, w):\n    return jnp.sin(x @ w)\ndef layer(x, w):\n    return sublayer(x, w)\n"
-        + CHAIN,
+        "def sublayer(x, w):\n    return jnp.sin(x @ w)\ndef layer(x, w):\n    return sublayer(x, w)\n" + CHAIN,
         "layer",
         "x = jax.checkpoint(layer)(x, w[i])",
     ),
@@ -310,8 +305,7 @@ VALUES = {  # a model; what the program has then
         "    return x @ w\n",
     ),
     "up to a return": (
-        "def layer(x, w):\n    h = x @ w\n    h = checkpoint_name(h, 'hidden')\n    return jnp.sin(h) * h\n"
-        + CHAIN,
+        "def layer(x, w):\n    h = x @ w\n    h = checkpoint_name(h, 'hidden')\n    return jnp.sin(h) * h\n" + CHAIN,
         f"    {FORGETTING}\n    def segment():\n        h = x @ w\n        h = checkpoint_name(h, 'hidden')\n"
         "        return jnp.sin(h) * h\n\n    return segment()\n",
     ),

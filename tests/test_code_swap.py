@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxshard_magic.codegen.swap import swapped
+from jaxshard_magic.codegen.swap import swap_code
 
 FILE = "<cell of a test>"
 MARK = "mark_of_a_test"
@@ -30,7 +30,7 @@ def instead(
     for old, new in changes:
         assert old in other
         other = other.replace(old, new)
-    return swapped({file: (ast.parse(source), ast.parse(other))}, given or {})
+    return swap_code({file: (ast.parse(source), ast.parse(other))}, given or {})
 
 
 ADD = "def add(x):\n    return x + 1\n"

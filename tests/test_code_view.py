@@ -167,9 +167,7 @@ def test_collectives_of_both_stand_side_by_side_where_they_differ_what_differs_f
 
 
 def test_collectives_over_no_axes_of_the_mesh_are_told_by_their_groups():
-    assert rows(code((), (gathers(8, None),))) == [
-        ["all-gather", "groups of 8", "1.00 MiB", "8", "none", "+7.00 MiB"]
-    ]
+    assert rows(code((), (gathers(8, None),))) == [["all-gather", "groups of 8", "1.00 MiB", "8", "none", "+7.00 MiB"]]
 
 
 @pytest.mark.parametrize("found", [SAME, UNKNOWN, NOTHING])

@@ -21,8 +21,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_replica_groups import meshes_and_axes
 
-from jaxshard_magic.analysis.collectives import collectives, moves, wire_bytes
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.collectives import collectives, module_collectives, wire_bytes
+from jaxshard_magic.analysis.hlo import parse_module
 from jaxshard_magic.report import Collective
 
 with contextlib.suppress(RuntimeError):  # the backend is up, with the devices of the suite's conftest
@@ -43,10 +43,7 @@ def compiled(fun, *shapes, axes, order=None, dtype=jnp.float32) -> Any:
     mesh = mesh_of(axes, order)
     n, names = math.prod(axes.values()), tuple(axes)
     mapped = jax.shard_map(fun, mesh=mesh, in_specs=P(names), out_specs=P(names), check_vma=False)
-    args = [
-        jax.ShapeDtypeStruct((n * s[0], *s[1:]), dtype, sharding=NamedSharding(mesh, P(names)))
-        for s in shapes
-    ]
+    args = [jax.ShapeDtypeStruct((n * s[0], *s[1:]), dtype, sharding=NamedSharding(mesh, P(names))) for s in shapes]
     return jax.jit(mapped).lower(*args).compile().as_text()
 
 
@@ -74,32 +71,24 @@ X, BYTES = (16, 8), 16 * 8 * 4
 def test_psum_is_one_all_reduce_of_the_array_over_its_axes(axes, over):
     n = math.prod(axes[a] for a in over)
     sent = 2 * BYTES * (n - 1) // n
-    assert found(lambda x: lax.psum(x, over), X, axes=axes) == (
-        Collective("all-reduce", over, n, 1, BYTES, sent),
-    )
+    assert found(lambda x: lax.psum(x, over), X, axes=axes) == (Collective("all-reduce", over, n, 1, BYTES, sent),)
 
 
-@pytest.mark.parametrize(
-    ("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "fsdp")]
-)
+@pytest.mark.parametrize(("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "fsdp")])
 def test_an_all_gather_counts_the_gathered_array(axes, over):
     n = axes[over]
     got = found(lambda x: lax.all_gather(x, over, tiled=True).reshape(n, *X)[0], X, axes=axes)
     assert got == (Collective("all-gather", (over,), n, 1, n * BYTES, n * BYTES * (n - 1) // n),)
 
 
-@pytest.mark.parametrize(
-    ("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "model")]
-)
+@pytest.mark.parametrize(("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "model")])
 def test_a_reduce_scatter_counts_the_array_before_it_is_reduced(axes, over):
     n = axes[over]
     got = found(lambda x: lax.psum_scatter(x, over, tiled=True), X, axes=axes)
     assert got == (Collective("reduce-scatter", (over,), n, 1, BYTES, BYTES * (n - 1) // n),)
 
 
-@pytest.mark.parametrize(
-    ("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "data")]
-)
+@pytest.mark.parametrize(("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "data")])
 def test_an_all_to_all_counts_all_its_pieces_as_one_array(axes, over):
     n = axes[over]
     got = found(lambda x: lax.all_to_all(x, over, 0, 1, tiled=True), X, axes=axes)
@@ -107,9 +96,7 @@ def test_an_all_to_all_counts_all_its_pieces_as_one_array(axes, over):
 
 
 @pytest.mark.parametrize("ring", [True, False])
-@pytest.mark.parametrize(
-    ("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "fsdp")]
-)
+@pytest.mark.parametrize(("axes", "over"), [(DATA, "data"), (MODEL, "data"), (MODEL, "model"), (CUBE, "fsdp")])
 def test_a_permute_sends_its_array_once_and_runs_over_the_axes_where_pairs_differ(axes, over, ring):
     n = axes[over]
     pairs = [(i, (i + 1) % n) for i in range(n if ring else n - 1)]
@@ -174,11 +161,9 @@ def test_a_collective_in_a_loop_of_unknown_length_is_marked_and_counted_for_one_
             i, c = state
             return i + 1, lax.psum(c, "data") * 0.1
 
-        return lax.while_loop(lambda s: (s[0] < 10) & (s[1][0, 0] > 0), body, (0, x))[1] + lax.psum(
-            x, "model"
-        )
+        return lax.while_loop(lambda s: (s[0] < 10) & (s[1][0, 0] > 0), body, (0, x))[1] + lax.psum(x, "model")
 
-    got = {m.axes: (m.count, m.exact) for m in moves(read(compiled(step, X, axes=MODEL)), MODEL)}
+    got = {m.axes: (m.count, m.exact) for m in module_collectives(parse_module(compiled(step, X, axes=MODEL)), MODEL)}
     assert got == {("data",): (1, False), ("model",): (1, True)}
 
 
@@ -247,16 +232,12 @@ def test_data_parallel_gradients_are_one_reduction_of_every_parameter():
 
     w1, w2 = (24, 48), (48, 12)
     arrays = {"w1": w1, "w2": w2}
-    params = {
-        k: jax.ShapeDtypeStruct(s, jnp.float32, sharding=NamedSharding(mesh, P())) for k, s in arrays.items()
-    }
+    params = {k: jax.ShapeDtypeStruct(s, jnp.float32, sharding=NamedSharding(mesh, P())) for k, s in arrays.items()}
     x = jax.ShapeDtypeStruct((32, 24), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     step = jax.jit(jax.grad(loss), out_shardings=NamedSharding(mesh, P()))
     got = collectives(str(step.lower(params, x).compile().as_text()), MODEL)
     sizes = sorted((4 * math.prod(s) for s in arrays.values()), reverse=True)
-    assert [(c.kind, c.axes, c.count, c.bytes) for c in got] == [
-        ("all-reduce", ("data",), 1, n) for n in sizes
-    ]
+    assert [(c.kind, c.axes, c.count, c.bytes) for c in got] == [("all-reduce", ("data",), 1, n) for n in sizes]
 
 
 @pytest.mark.parametrize(
@@ -294,15 +275,15 @@ def test_what_one_device_of_eight_sends_on_a_ring(kind, sent):
 )
 def test_what_a_host_sends_to_others(text, kind, sent):
     added = ", to_apply=add" if kind == "all-reduce" else ""
-    module = read(
+    module = parse_module(
         "HloModule step, num_partitions=8\n\n"
         "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n"
         "ENTRY main {\n  x = f32[240]{0} parameter(0)\n"
         f"  ROOT y = f32[240]{{0}} {kind}(x), channel_id=1, {text}, use_global_device_ids=true{added}\n}}\n"
     )
-    (move,) = moves(module, {"data": 8}, (0, 0, 1, 1, 2, 2, 3, 3))
+    (move,) = module_collectives(module, {"data": 8}, (0, 0, 1, 1, 2, 2, 3, 3))
     assert move.network == sent
-    (alone,) = moves(module, {"data": 8})
+    (alone,) = module_collectives(module, {"data": 8})
     assert alone.network is None
 
 

@@ -15,8 +15,8 @@ from theory.steps import STEPS
 from thinned import thinned
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import moves, wire_bytes
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.collectives import module_collectives, wire_bytes
+from jaxshard_magic.analysis.hlo import parse_module
 
 MANY = {"data": 4, "fsdp": 4, "model": 4}
 
@@ -56,7 +56,7 @@ def test_a_step_moves_what_theory_says_from_the_lines_that_theory_says(step, str
     (source,) = report.sources
     lines = dict(zip(source.numbers, source.text, strict=True))
     assert all(lines[c.line].strip() == c.source for c in report.collectives)
-    program = moves(read(entry.compiled.as_text()), MESHES[strategy])
+    program = module_collectives(parse_module(entry.compiled.as_text()), MESHES[strategy])
     wire = sum(wire_bytes(m.kind, m.group_size, m.count * m.bytes) for m in program)
     assert sum(c.wire_bytes for c in report.collectives) == wire
 
@@ -67,9 +67,7 @@ def test_on_64_devices_in_three_dimensions_too(step):
     here = Path(__file__).parent
     run = [sys.executable, __file__, step]
     path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=300
-    )
+    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["equal"]
 

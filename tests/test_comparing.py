@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
 from jaxshard_magic.analysis import check
-from jaxshard_magic.comparing import How, Requests, Trying, candidates
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report.comparison import Trial
+from jaxshard_magic.search import Requests, TrialOptions, TrialRunner, candidates
 from jaxshard_magic.views.words.comparison import trial_names
 
 WIDTH = 16
@@ -93,9 +93,9 @@ def test_objects_of_the_user_are_not_changed():
 
 def test_the_plain_step_is_compiled_once_for_all(monkeypatch):
     made = []
-    compiled = check.Plain._compiled
+    compiled = check.PlainStep._compile_trace
     monkeypatch.setattr(
-        check.Plain, "_compiled", lambda self, *given: made.append(self) or compiled(self, *given)
+        check.PlainStep, "_compile_trace", lambda self, *given: made.append(self) or compiled(self, *given)
     )
     found = jaxshard_magic.compare(step, "dp,fsdp,tp", arguments(), mesh="cpu:8 data=8", repeat=1)
     assert all(trial.report.check.passed for trial in found.trials)
@@ -104,9 +104,7 @@ def test_the_plain_step_is_compiled_once_for_all(monkeypatch):
 
 def test_a_candidate_that_fails_is_a_row_with_its_reason_and_the_others_go_on():
     params, _ = arguments()
-    found = jaxshard_magic.compare(
-        step, "dp,sp,tp", (params, jnp.ones((6, WIDTH))), mesh="cpu:8 data=8", repeat=1
-    )
+    found = jaxshard_magic.compare(step, "dp,sp,tp", (params, jnp.ones((6, WIDTH))), mesh="cpu:8 data=8", repeat=1)
     uneven, positions, tensor = found.trials
     assert "6" in uneven.why
     assert uneven.report is None
@@ -127,7 +125,7 @@ def test_what_the_step_itself_raises_is_raised():
 
 
 def test_a_comparison_can_be_read_while_other_threads_add_to_it():
-    trying = Trying(step, [], How("step"))
+    trying = TrialRunner(step, [], TrialOptions("step"))
     ended = threading.Event()
 
     def add() -> None:
@@ -181,9 +179,7 @@ def test_a_line_does_not_name_the_chip_that_simulated_devices_are_predicted_for_
 def test_from_python_a_line_has_what_the_call_has(given):
     shapes = jax.eval_shape(lambda: arguments())
     rules = {"w": P(None, "data")}
-    (trial,) = jaxshard_magic.compare(
-        step, "dp", shapes, mesh="cpu:8 data=8", run=False, rules=rules, on="v5p"
-    ).trials
+    (trial,) = jaxshard_magic.compare(step, "dp", shapes, mesh="cpu:8 data=8", run=False, rules=rules, on="v5p").trials
     assert trial.line == """dp --mesh "data=8" --rule "w=P(None, 'data')" --on v5p"""
 
 
@@ -269,11 +265,11 @@ def test_where_the_plain_step_has_no_room_the_rest_is_told_without_a_check():
         def against(self, *_):
             raise MemoryError("Unable to allocate 80 GiB")
 
-    original, check_module = check.Plain, "jaxshard_magic.comparing.trials.Plain"
+    original, check_module = check.PlainStep, "jaxshard_magic.search.trials.PlainStep"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_module, Full)
         found = jaxshard_magic.compare(step, "dp,fsdp", arguments(), mesh="cpu:8 data=8", repeat=1)
-    assert check.Plain is original
+    assert check.PlainStep is original
     assert [t.why for t in found.trials] == [None, None]
     assert [t.report.check for t in found.trials] == [None, None]
     assert "Not checked: the plain step does not run on one device: MemoryError" in found.notes[0]
@@ -287,7 +283,7 @@ def test_comparisons_grow_while_they_are_made():
         left.add(comparison.left)
 
     asked = candidates(Requests(["dp", "fsdp"], devices("data=8")))
-    trying = Trying(step, asked, How("step", show=seen, repeat=1))
+    trying = TrialRunner(step, asked, TrialOptions("step", show=seen, repeat=1))
     trying(arguments(), {})
     assert sizes[-2:] == [(2, 1), (2, 2)]
     assert sizes[0][1] == 0
@@ -301,9 +297,7 @@ def train_step(state, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
 """)
     plain, state = given["train_step"], given["state"]
-    found = given.run(
-        "%%shard dp,fsdp --name mine\nfor _ in range(3):\n    state, loss = train_step(state, batch)"
-    )
+    found = given.run("%%shard dp,fsdp --name mine\nfor _ in range(3):\n    state, loss = train_step(state, batch)")
     assert [t.strategy for t in found.trials] == ["dp", "fsdp"]
     assert found.name == "mine"
     assert all(t.report.check.passed for t in found.trials)
@@ -343,9 +337,8 @@ def train_step(state, batch):
     assert [t.number for t in given.run("%shard compare").trials] == [one.number, other.number]
     assert [t.report for t in given.run(f"%shard compare kept {other.number}").trials] == [one, other]
     assert "no report 999999 in the history" in str(given.fails("%shard compare 999999"))
-    assert (
-        "takes the numbers of reports, as %shard history lists them, or names of reports, not 'step'"
-        in str(given.fails("%shard compare step"))
+    assert "takes the numbers of reports, as %shard history lists them, or names of reports, not 'step'" in str(
+        given.fails("%shard compare step")
     )
 
 

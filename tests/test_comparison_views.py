@@ -29,7 +29,7 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.comparison import html as views
 from jaxshard_magic.views.format import SPACE, UNKNOWN
-from jaxshard_magic.views.terminal import cells
+from jaxshard_magic.views.terminal import display_width
 
 
 def told(text: str) -> str:
@@ -114,7 +114,7 @@ def test_a_trial_is_called_by_what_tells_it_from_the_others():
 
 def test_trials_stand_by_step_time_then_what_does_not_fit_then_what_could_not_run():
     names = words.trial_names(measured_trials())
-    assert [names[t.line].text for t in data.in_order(measured_trials())] == [
+    assert [names[t.line].text for t in data.sorted_trials(measured_trials())] == [
         "fsdp+tp bf16",
         "dp",
         "pp+dp zb-h1",
@@ -122,7 +122,7 @@ def test_trials_stand_by_step_time_then_what_does_not_fit_then_what_could_not_ru
         "fsdp",
         "tp",
     ]
-    assert [t.strategy for t in data.in_order(predicted())] == ["pp+dp", "fsdp+tp", "fsdp", "dp", "tp"]
+    assert [t.strategy for t in data.sorted_trials(predicted())] == ["pp+dp", "fsdp+tp", "fsdp", "dp", "tp"]
 
 
 def test_a_row_tells_what_was_asked():
@@ -202,25 +202,25 @@ def test_who_is_better_is_named_up_to_two_and_then_counted():
 
 
 def test_bytes_sent_have_a_column_for_each_axis_in_one_unit():
-    sent = data.sent_of(measured_trials())
+    sent = data.sent_columns(measured_trials())
     assert (sent.names, sent.unit) == (("data", "model", "pipe"), "MiB")
     # the loss is summed over both axes: 7 of 993 MiB, which would be a column of its own
-    assert sent.left_out
+    assert sent.has_omitted
     assert sent.text(1245 * MIB) == "1,245"
     assert sent.text(7) == "<0.01"
-    assert sent.of(HEADS) == [None, None, None]
+    assert sent.bytes_of(HEADS) == [None, None, None]
     text = Reader(measured_trials().to_html()).text
     assert "What goes over several axes at once, less than 0.1% of what a trial sends, is left out." in text
 
 
 def test_much_over_several_axes_has_a_column_and_of_many_the_smallest_go_together():
     both = trial("dp", GPT, 4.0, (40.0, None), {"data": 10, "data+model": 30})
-    assert data.sent_of(of(both)).names == ("data", "data+model")
+    assert data.sent_columns(of(both)).names == ("data", "data+model")
     axes = dict.fromkeys("abcdef", 2)
     wide = trial("dp", axes, 4.0, (40.0, None), {name: 60 - 12 * i for i, name in enumerate("fedcb")})
-    sent = data.sent_of(of(wide))
+    sent = data.sent_columns(of(wide))
     assert sent.names == ("d", "e", "f", "others")
-    assert sent.of(wide) == [36 * MIB, 48 * MIB, 60 * MIB, (24 + 12) * MIB]
+    assert sent.bytes_of(wide) == [36 * MIB, 48 * MIB, 60 * MIB, (24 + 12) * MIB]
 
 
 def test_an_axis_has_one_hue_in_all_trials():
@@ -283,7 +283,7 @@ def test_each_trial_says_how_it_is_run_again():
 @pytest.mark.parametrize("name", list(COMPARISONS))
 def test_no_line_is_wider_than_asked_but_one_to_paste(name: str, width: int):
     for line in COMPARISONS[name]().to_text(width).split("\n"):
-        assert cells(line) <= width or line.startswith("    ")
+        assert display_width(line) <= width or line.startswith("    ")
         assert line.isprintable()
 
 
@@ -320,7 +320,7 @@ def test_notes_of_the_comparison_and_what_was_left_are_told():
 
 def test_what_a_cpu_took_is_compared_with_nothing():
     found = simulated()
-    assert found.source is found.fastest is None and found.front == () and data.points_of(found) == []
+    assert found.source is found.fastest is None and found.front == () and data.trial_points(found) == []
     said = "What a step took on this CPU says nothing about an accelerator, and is not compared"
     for text in (Reader(found.to_html()).text, " ".join(found.to_text(100).split())):
         assert f"{said}; --on v5e predicts a chip's." in text
@@ -372,8 +372,7 @@ def test_two_that_are_as_fast_as_it_is_told_are_both_named():
     assert lead(found) == "Fastest, and least memory: fsdp, 41.6 ms predicted, 3.00 GiB."
     apart = of(*found.trials[:1], trial("fsdp", axes, 5.0, (None, 41.64), {}), *found.trials[2:])
     assert lead(apart) == (
-        "Fastest: dp and fsdp, 41.6 ms predicted at 4.00 GiB and 5.00 GiB. "
-        "Least memory: tp, 3.00 GiB at 50.0 ms."
+        "Fastest: dp and fsdp, 41.6 ms predicted at 4.00 GiB and 5.00 GiB. Least memory: tp, 3.00 GiB at 50.0 ms."
     )
     same = of(*found.trials[:1], replace(found.trials[0], strategy="fsdp", line="fsdp"))
     assert lead(same) == "Fastest, and least memory: dp and fsdp, 41.6 ms predicted, 4.00 GiB."

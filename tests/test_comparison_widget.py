@@ -127,9 +127,7 @@ def test_leaves_fold_only_where_all_trials_lay_them_out_alike():
 def test_optimizer_leaves_stand_behind_their_parameters_where_they_follow_them_in_all_trials():
     axes = {"data": 8}
     specs = [((), ()), (("data",), ("data",)), ((), ("data",))]
-    trials = [
-        (leaf("params.w", (8, 8), p, axes), leaf("opt.mu.w", (8, 8), o, axes, "optimizer")) for p, o in specs
-    ]
+    trials = [(leaf("params.w", (8, 8), p, axes), leaf("opt.mu.w", (8, 8), o, axes, "optimizer")) for p, o in specs]
     known = payload(_with_leaves(*trials[:2]))["pairs"]["leaves"]
     assert (known["path"], known["follow"]) == (["params.w"], [1])
     known = payload(_with_leaves(*trials))["pairs"]["leaves"]

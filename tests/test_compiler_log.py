@@ -15,19 +15,19 @@ from jupyter_client.manager import start_new_kernel
 from sample_complaints import FOLDING, HEAD, LOGGED, NAMED, TILES, log, say
 
 from jaxshard_magic import compiler_log
-from jaxshard_magic.compiler_log import captured
+from jaxshard_magic.compiler_log import capture_messages
 
 
 @pytest.mark.parametrize("text", LOGGED, ids=["move", "folding", "folded", "slow", "compiled"])
 def test_a_complaint_of_several_lines_is_taken_whole_and_the_next_line_is_not(text, capfd):
-    with captured() as found:
+    with capture_messages() as found:
         say(b"mine, unfinished" + log(text) + b"\nmine\n")
     assert found.messages == (text,)
     assert capfd.readouterr().err == "mine, unfinished\nmine\n"
 
 
 def test_a_complaint_that_is_cut_takes_nothing_of_what_follows(capfd):
-    with captured() as found:
+    with capture_messages() as found:
         for end in range(FOLDING.index("\n"), len(FOLDING)):
             say(log(FOLDING[:end].rstrip("\n")) + b"mine\n")
     assert capfd.readouterr().err.count("mine\n") == len(FOLDING) - FOLDING.index("\n")
@@ -35,7 +35,7 @@ def test_a_complaint_that_is_cut_takes_nothing_of_what_follows(capfd):
 
 
 def test_other_messages_of_the_compiler_stay_where_they_were(capfd):
-    with captured() as found:
+    with capture_messages() as found:
         say(log("GSPMD is going to be deprecated."))
         say(TILES.encode() + b"\n")  # without the log's head: somebody else's text
     assert found.messages == ()
@@ -53,14 +53,14 @@ OTHER = f"{HEAD}INVALID_ARGUMENT: Error: no chip answers.\n=== Source Location T
 
 
 def test_what_is_said_of_a_tpu_that_is_not_there_is_dropped_and_other_errors_stay(capfd):
-    with captured() as found:
+    with capture_messages() as found:
         say(f"before\n{NO_TPU}{OTHER}after\n".encode())
     assert found.messages == ()
     assert capfd.readouterr().err == f"before\n{OTHER}after\n"
 
 
 def test_what_is_said_of_a_tpu_that_is_not_there_may_come_in_parts(capfd):
-    with captured():
+    with capture_messages():
         for line in NO_TPU.splitlines(keepends=True):
             say(line.encode())
             time.sleep(3 * compiler_log.TICK)
@@ -68,7 +68,7 @@ def test_what_is_said_of_a_tpu_that_is_not_there_may_come_in_parts(capfd):
 
 
 def test_what_is_written_appears_while_the_compiler_still_runs(capfd):
-    with captured() as found:
+    with capture_messages() as found:
         say(b"\r\x1b[Kcompiling, 1.0 s" + log(TILES))
         seen, until = "", time.monotonic() + 10
         while not seen and time.monotonic() < until:
@@ -86,7 +86,7 @@ def which() -> tuple[int, int]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_exception_passes_through_and_descriptor_2_is_what_it_was(error, capfd):
     before = which()
-    with pytest.raises(error), captured() as found:
+    with pytest.raises(error), capture_messages() as found:
         assert which() != before
         say(b"mine\n" + log(TILES))
         raise error
@@ -97,9 +97,9 @@ def test_an_exception_passes_through_and_descriptor_2_is_what_it_was(error, capf
 
 def test_an_inner_capture_has_its_own_complaints_and_the_outer_one_all(capfd):
     before = which()
-    with captured() as outer:
+    with capture_messages() as outer:
         say(log(TILES))
-        with captured() as inner:
+        with capture_messages() as inner:
             say(log(FOLDING))
         say(log(NAMED))
         assert which() != before
@@ -122,7 +122,7 @@ def test_threads_that_compile_at_once_lose_no_line_and_no_complaint(capfd):
     def work(i: int) -> None:
         for k in range(25):
             text = TILES.replace("step", f"step_{i}_{k}")
-            with captured() as found:
+            with capture_messages() as found:
                 say(log(text) + f"mine {i} {k}\n".encode())
             if text not in found.messages:
                 missed.append((i, k))
@@ -139,7 +139,7 @@ def test_what_python_has_not_written_yet_keeps_its_place(capfd, monkeypatch):
     buffered = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=False)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(flush=buffered.flush))
     buffered.write("before, ")
-    with captured():
+    with capture_messages():
         say(b"C, ")
         buffered.write("Python, ")
     say(b"after")
@@ -157,7 +157,7 @@ def real() -> Iterator[int]:
 
 def test_where_descriptor_2_is_closed_nothing_is_captured_and_it_stays_closed(real):
     os.close(2)
-    with captured() as found:
+    with capture_messages() as found:
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(2)
@@ -166,7 +166,7 @@ def test_where_descriptor_2_is_closed_nothing_is_captured_and_it_stays_closed(re
 
 def test_where_no_file_can_be_had_what_is_written_goes_where_it_was_meant_for(monkeypatch, capfd):
     monkeypatch.setattr(compiler_log.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(OSError))
-    with captured() as found:
+    with capture_messages() as found:
         say(log(TILES))
     assert found.messages == ()
     assert capfd.readouterr().err.encode() == log(TILES)
@@ -184,7 +184,7 @@ def test_a_slow_reader_gets_all_of_it(real):
             got.append(data)
 
     reader = threading.Thread(target=drain, daemon=True)
-    with captured():
+    with capture_messages():
         say(b"x" * 300_000)  # more than a pipe holds
         reader.start()
     os.dup2(real, 2)
@@ -197,7 +197,7 @@ def test_a_slow_reader_gets_all_of_it(real):
 def test_a_capture_costs_less_than_a_millisecond():
     def once() -> float:
         start = time.perf_counter()
-        with captured():
+        with capture_messages():
             pass
         return time.perf_counter() - start
 
@@ -207,7 +207,7 @@ def test_a_capture_costs_less_than_a_millisecond():
 NOTEBOOK = """
 import os, subprocess, sys, jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from jaxshard_magic.compiler_log import captured
+from jaxshard_magic.compiler_log import capture_messages
 mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 def lowered():
     def step(a):
@@ -217,7 +217,7 @@ def lowered():
     return jax.jit(step).lower(jax.ShapeDtypeStruct((16, 16, 16), jnp.float32))
 """
 CELL = """
-with captured() as log:
+with capture_messages() as log:
     lowered().compile()
     os.write(2, b"of the user's\\n")
     subprocess.run("echo of a child >&2", shell=True)
@@ -227,9 +227,7 @@ print(len(log.messages))
 
 
 @pytest.mark.ci
-def test_under_a_cell_of_a_notebook_stands_what_the_user_wrote_and_nothing_of_the_compiler(
-    tmp_path, monkeypatch
-):
+def test_under_a_cell_of_a_notebook_stands_what_the_user_wrote_and_nothing_of_the_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     for name in (

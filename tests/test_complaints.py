@@ -14,11 +14,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sample_complaints import AXES, FOLDING, LOGGED, NAMED, SLOW, TILES, say
 
-from jaxshard_magic.analysis import cuts
-from jaxshard_magic.analysis.complaints import complaints, findings
+from jaxshard_magic.analysis import hlo_shardings
+from jaxshard_magic.analysis.compiler_diagnostics import findings, parse_messages
 from jaxshard_magic.analysis.frames import Frames
-from jaxshard_magic.analysis.hlo import Shape, read
-from jaxshard_magic.compiler_log import captured
+from jaxshard_magic.analysis.hlo import Shape, parse_module
+from jaxshard_magic.compiler_log import capture_messages
 
 
 @pytest.fixture
@@ -60,16 +60,14 @@ FROM, TO = P("y", None, "x"), P(None, ("x", "y"), None)
 def test_what_xla_complains_of_is_taken_off_and_all_else_that_is_written_meanwhile_is_seen(compiler, capfd):
     lowered = compiler.lowered(FROM, TO)
     say(b"before\n")
-    with captured() as found:
+    with capture_messages() as found:
         say(b"of the user's\n")
         subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
         lowered.compile()
         ctypes.CDLL(None).perror(b"of C")
     say(b"after\n")
     lines = capfd.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        *("before", "of the user's", "of a child", "of C", "after")
-    ]
+    assert [line.partition(":")[0] for line in lines] == [*("before", "of the user's", "of a child", "of C", "after")]
     (message,) = found.messages
     assert message.startswith("[SPMD] Involuntary full rematerialization. ")
     assert message.endswith(".")
@@ -79,20 +77,20 @@ def test_without_a_capture_xla_complains_on_descriptor_2_and_in_the_form_that_is
     compiler.lowered(FROM, TO).compile()
     seen = capfd.readouterr().err
     assert "Involuntary full rematerialization" in seen
-    with captured() as found:
+    with capture_messages() as found:
         say(seen.encode())
     assert capfd.readouterr().err == ""
     assert len(found.messages) == 1
 
 
 def test_a_complaint_of_xla_becomes_a_finding_with_its_line_its_size_and_what_to_do(compiler):
-    with captured() as log:
+    with capture_messages() as log:
         program = compiler.lowered(FROM, TO).compile()
-    (one,) = complaints(log.messages, AXES)
+    (one,) = parse_messages(log.messages, AXES)
     assert (one.code, one.count) == ("full-remat", 1)
     assert one.shape == Shape("f32", (16, 16, 16))  # XLA itself names the shard of one device, f32[8,16,4]
     assert one.op_name is not None and one.op_name.startswith("jit(step)/")
-    frames = Frames(read(program.as_text()).header)
+    frames = Frames(parse_module(program.as_text()).header)
     assert one.stack_frame_id is not None
     assert frames[one.stack_frame_id][-1].file == __file__
     assert "step" in frames[one.stack_frame_id][-1].function
@@ -115,19 +113,19 @@ def test_a_complaint_of_xla_becomes_a_finding_with_its_line_its_size_and_what_to
     ],
 )
 def test_with_the_layout_in_between_that_is_advised_xla_complains_no_more(before, after, compiler):
-    with captured() as log:
+    with capture_messages() as log:
         compiler.lowered(before, after).compile()
     assert log.messages
-    way = cuts.between(*(cut(spec) for spec in (before, after)))
+    way = hlo_shardings.intermediate_axes(*(cut(spec) for spec in (before, after)))
     assert way is not None
-    with captured() as log:
+    with capture_messages() as log:
         compiler.lowered(before, P(*way), after).compile()
     assert log.messages == ()
 
 
-def cut(spec: P) -> cuts.Cut:
+def cut(spec: P) -> hlo_shardings.HloSharding:
     axes = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
-    return cuts.Cut((1,) * len(axes), axes)
+    return hlo_shardings.HloSharding((1,) * len(axes), axes)
 
 
 ENTRIES = (None, "x", "y", ("x", "y"), ("y", "x"))
@@ -137,7 +135,7 @@ SPECS = [s for s in itertools.product(ENTRIES, repeat=2) if str(s).count("x") < 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_tiles_that_jax_writes_are_read_back_as_the_axes_it_was_given(spec, mesh):
     text = str(NamedSharding(mesh, P(*spec))._to_xla_hlo_sharding(2))
-    found = cuts.read(text, 2, AXES)
+    found = hlo_shardings.parse_sharding(text, 2, AXES)
     assert found is not None
     assert found.axes == cut(P(*spec)).axes
 
@@ -145,7 +143,7 @@ def test_the_tiles_that_jax_writes_are_read_back_as_the_axes_it_was_given(spec, 
 def test_axes_are_told_apart_by_the_order_in_which_their_devices_are_dealt_out():
     mesh = {"a": 2, "b": 2, "one": 1, "c": 2}
     text = "{devices=[4,1,2]<=[2,2,2]T(2,0,1) last_tile_dim_replicate}"
-    assert cuts.read(text, 2, mesh) == cuts.Cut((4, 1), (("c", "a"), ()))
+    assert hlo_shardings.parse_sharding(text, 2, mesh) == hlo_shardings.HloSharding((4, 1), (("c", "a"), ()))
 
 
 @pytest.mark.parametrize(
@@ -163,17 +161,17 @@ def test_axes_are_told_apart_by_the_order_in_which_their_devices_are_dealt_out()
     ],
 )
 def test_a_cut_whose_axes_are_not_known_is_told_in_parts(text, said):
-    assert str(cuts.read(text, 2, AXES)) == said
+    assert str(hlo_shardings.parse_sharding(text, 2, AXES)) == said
 
 
 def test_no_way_between_is_invented_where_one_axis_moves_or_none_is_known():
-    assert cuts.between(cut(P("x", None)), cut(P(None, "x"))) is None
-    assert cuts.between(cuts.Cut((4, 1)), cuts.Cut((1, 4))) is None
+    assert hlo_shardings.intermediate_axes(cut(P("x", None)), cut(P(None, "x"))) is None
+    assert hlo_shardings.intermediate_axes(hlo_shardings.HloSharding((4, 1)), hlo_shardings.HloSharding((1, 4))) is None
 
 
 @pytest.mark.parametrize("text", [TILES, NAMED], ids=["tiles", "named"])
 def test_old_and_new_ways_to_write_a_sharding_are_told_alike(text):
-    (one,) = complaints([text], AXES)
+    (one,) = parse_messages([text], AXES)
     assert one.shape == Shape("bf16", (16, 16, 16))
     assert one.text == (
         "XLA cannot move bf16[16,16,16] from P('y', None, 'x') to P(None, ('x', 'y'), None) in parts: "
@@ -183,20 +181,20 @@ def test_old_and_new_ways_to_write_a_sharding_are_told_alike(text):
 
 
 def test_alike_complaints_are_one_finding_with_a_count():
-    found = complaints([TILES, FOLDING, TILES, TILES], AXES)
+    found = parse_messages([TILES, FOLDING, TILES, TILES], AXES)
     assert [(one.code, one.count) for one in found] == [("full-remat", 3), ("slow-folding", 1)]
     assert findings(found)[0].message.endswith("it goes in parts (3 times).")
 
 
 def test_the_same_of_several_operations_of_one_line_is_said_once():
-    found = complaints([TILES, TILES.replace("jit(step)/add", "jit(step)/mul")], AXES)
+    found = parse_messages([TILES, TILES.replace("jit(step)/add", "jit(step)/mul")], AXES)
     assert len(found) == 2
     assert len(findings(found, lambda _: "line 3")) == 1
     assert len(findings(found, lambda one: one.op_name)) == 2
 
 
 def test_a_slow_operation_is_told_of_once_with_the_seconds_of_its_end():
-    found = findings(complaints(LOGGED[1:]))
+    found = findings(parse_messages(LOGGED[1:]))
     assert [(f.level, f.message) for f in found] == [
         (
             "info",
@@ -212,20 +210,18 @@ def test_the_memory_that_xla_cannot_get_below_is_told_in_bytes():
         "Can't reduce memory use below 10.00GiB (10737418240 bytes) by rematerialization; only reduced to 20.00GiB "
         "(21474836480 bytes), down from 30.00GiB (32212254720 bytes) originally"
     )
-    (finding,) = findings(complaints([text]))
+    (finding,) = findings(parse_messages([text]))
     assert finding.code == "over-memory"
-    assert (
-        "still needs 20.0\u202fGiB on a device, where it wants to stay below 10.0\u202fGiB" in finding.message
-    )
+    assert "still needs 20.0\u202fGiB on a device, where it wants to stay below 10.0\u202fGiB" in finding.message
 
 
 def test_a_message_cut_anywhere_is_a_finding_all_the_same():
     for text in (TILES, NAMED, FOLDING, SLOW, LOGGED[2], LOGGED[4]):
         for end in range(0, len(text), 3):
-            (finding,) = findings(complaints([text[:end]], AXES))
+            (finding,) = findings(parse_messages([text[:end]], AXES))
             assert finding.message.endswith(".")
     short = "[SPMD] Involuntary full rematerialization. The compiler cannot go from"
-    (finding,) = findings(complaints([short]))
+    (finding,) = findings(parse_messages([short]))
     assert (finding.code, finding.message) == (
         "full-remat",
         "XLA says: Involuntary full rematerialization.",

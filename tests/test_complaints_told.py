@@ -18,9 +18,7 @@ def test_a_full_rematerialization_is_a_finding_with_its_line_and_not_text_on_std
     def train_step(w, batch):
         def loss(w):
             held = jax.lax.with_sharding_constraint(batch * w, NamedSharding(mesh, P("y", None, "x")))
-            moved = jax.lax.with_sharding_constraint(
-                jnp.sin(held), NamedSharding(mesh, P(None, ("x", "y"), None))
-            )
+            moved = jax.lax.with_sharding_constraint(jnp.sin(held), NamedSharding(mesh, P(None, ("x", "y"), None)))
             return jnp.sum(moved**2)
 
         value, grad = jax.value_and_grad(loss)(w)
@@ -37,8 +35,6 @@ def test_a_full_rematerialization_is_a_finding_with_its_line_and_not_text_on_std
 
 
 def test_a_step_that_the_compiler_does_not_complain_of_has_no_such_finding():
-    step = jaxshard_magic.shard(
-        lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(x @ w))(w), "dp", mesh="data=8"
-    )
+    step = jaxshard_magic.shard(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(x @ w))(w), "dp", mesh="data=8")
     step.prepare(jnp.ones((4, 4)), jnp.ones((8, 4)))
     assert [a for a in step.report().advice if a.code in ("full-remat", "compiler")] == []

@@ -12,7 +12,7 @@ from refusals import refusal
 import jaxshard_magic
 from jaxshard_magic.program.emit import Emitter
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.replay import Replay, retraced
+from jaxshard_magic.program.replay import Replay, retrace
 
 ROWS = jax.random.normal(jax.random.key(0), (8, 4))
 
@@ -60,13 +60,9 @@ def summed(x):
 
 KINDS = {
     "while": lambda x: lax.while_loop(lambda c: c[0] < x.shape[0], lambda c: (c[0] + 1, c[1] * 0.9), (0, x)),
-    "while that reads around": lambda x: lax.while_loop(
-        lambda c: c < x.max(), lambda c: c + x.sum() ** 2, 0.0
-    ),
+    "while that reads around": lambda x: lax.while_loop(lambda c: c < x.max(), lambda c: c + x.sum() ** 2, 0.0),
     "while by row": jax.vmap(halved),
-    "while by row and column": jax.vmap(
-        jax.vmap(lambda y: lax.while_loop(lambda c: c > 0.1, lambda c: c / 2, y))
-    ),
+    "while by row and column": jax.vmap(jax.vmap(lambda y: lax.while_loop(lambda c: c > 0.1, lambda c: c / 2, y))),
     "while by row in a while by row": jax.vmap(halved_twice),
     "while by row in a scan": lambda x: lax.scan(lambda c, _: (jax.vmap(halved)(c) + 1, None), x, None, 2),
     "tangents of a while by row": lambda x: jax.jvp(jax.vmap(halved), (x,), (x,)),
@@ -109,28 +105,28 @@ def test_a_program_run_again_gives_the_same(fun, kind):
 def kept(e):
     """What an equation with bodies says beside them."""
     beside = {"jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "num_consts", "cond_nconsts", "body_nconsts"}
-    conditions = [d.scope.jaxpr.outvars[0].aval.shape for d in e.doors[1:]] if e.name == "while" else []
+    conditions = [d.sub_jaxpr.jaxpr.outvars[0].aval.shape for d in e.bodies[1:]] if e.name == "while" else []
     return e.name, conditions, {k: v for k, v in e.params.items() if k not in beside | {"ft_in", "ft_out"}}
 
 
 def bodies(closed):
     called = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr")
-    return [kept(e) for e in Program(closed).equations if e.doors and e.name not in called]
+    return [kept(e) for e in Program(closed).equations if e.bodies and e.name not in called]
 
 
 @pytest.mark.parametrize("fun", KINDS.values(), ids=KINDS)
 def test_a_replay_keeps_what_jax_says_of_loops_and_branches(fun):
-    closed = retraced(Replay(Program(jax.make_jaxpr(fun)(ROWS))))  # references become arrays
-    assert bodies(retraced(Replay(Program(closed)))) == bodies(closed)
+    closed = retrace(Replay(Program(jax.make_jaxpr(fun)(ROWS))))  # references become arrays
+    assert bodies(retrace(Replay(Program(closed)))) == bodies(closed)
 
 
 def test_a_checkpoint_keeps_which_operands_are_not_merged():
     def fun(x, y):
         return jax.checkpoint(lambda x, y: jnp.tanh(x * y + ROWS), prevent_cse=(True, False))(x, y)
 
-    program = Program(retraced(Replay(Program(jax.make_jaxpr(fun)(ROWS, ROWS)))))
+    program = Program(retrace(Replay(Program(jax.make_jaxpr(fun)(ROWS, ROWS)))))
     (e,) = (e for e in program.equations if e.primitive.remat)
-    prevented = dict(zip(e.ins, e.params["prevent_cse"], strict=True))
+    prevented = dict(zip(e.operands, e.params["prevent_cse"], strict=True))
     assert [prevented[v] for v in program.inputs] == [True, False]
 
 
@@ -211,9 +207,7 @@ def by_weights(p, x):
         def small(c):
             return (jnp.sum(jnp.tanh(c[0] @ p["w"]) ** 2) > 1) & (c[1] < 9)
 
-        return lax.while_loop(
-            small, lambda c: (c[0] - jnp.tanh(c[0] @ p["w"]) @ p["w"].T / 9, c[1] + 1), (row, 0)
-        )
+        return lax.while_loop(small, lambda c: (c[0] - jnp.tanh(c[0] @ p["w"]) @ p["w"].T / 9, c[1] + 1), (row, 0))
 
     return jax.vmap(one)(x)[0]
 
@@ -225,9 +219,7 @@ def searched(p, grads, x):
         def at(t):
             return jnp.mean(jnp.tanh(row @ (p["w"] - t * grads["w"])))
 
-        return lax.while_loop(
-            lambda c: (at(c[0]) > at(0.0)) & (c[1] < 8), lambda c: (c[0] / 2, c[1] + 1), (1.0, 0)
-        )[0]
+        return lax.while_loop(lambda c: (at(c[0]) > at(0.0)) & (c[1] < 8), lambda c: (c[0] / 2, c[1] + 1), (1.0, 0))[0]
 
     return jax.tree.map(lambda g: g * jax.vmap(one)(x).mean(), grads)
 
@@ -247,9 +239,7 @@ def kernel_or_not(p, x):
 
 def guarded(p, x):
     """A loop that would not end where the condition does not hold."""
-    return lax.cond(
-        x.max() > 1e9, lambda x: lax.while_loop(lambda c: c.max() > -1, jnp.abs, x), lambda x: x, x
-    )
+    return lax.cond(x.max() > 1e9, lambda x: lax.while_loop(lambda c: c.max() > -1, jnp.abs, x), lambda x: x, x)
 
 
 def settled(p, h):

@@ -57,9 +57,7 @@ class WaveNet(nn.Module):
     def __call__(self, x):
         for dilation in (1, 2, 4):
             h = nn.Conv(32, (2,), kernel_dilation=dilation, padding="CAUSAL")(x)
-            x = nn.Conv(16, (1,))(jnp.tanh(h[..., :16]) * nn.sigmoid(h[..., 16:])) + (
-                x if dilation > 1 else 0
-            )
+            x = nn.Conv(16, (1,))(jnp.tanh(h[..., :16]) * nn.sigmoid(h[..., 16:])) + (x if dilation > 1 else 0)
         return nn.Conv(16, (4,), kernel_dilation=2)(x)
 
 

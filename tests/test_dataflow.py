@@ -3,7 +3,7 @@
 import pytest
 
 from jaxshard_magic.analysis.dataflow import Dataflow
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.hlo import parse_module
 
 # A reduce-scatter as TPU's compiler writes it: an all-reduce of the padded gradient inside a fusion.
 FUSED = """HloModule m, is_scheduled=true
@@ -34,20 +34,20 @@ ENTRY %main (p: f32[7,4], q: f32[7,4]) -> f32[2,4] {
     ],
 )
 def test_what_a_fusion_is_given_is_behind_the_parameter_of_its_body(operands, wanted):
-    module = read(FUSED.replace("OPERANDS", operands))
+    module = parse_module(FUSED.replace("OPERANDS", operands))
     found = Dataflow(module).producers(module.computations["scattered"], "padded")
     assert [instruction.name for _, instruction in found] == wanted
 
 
 def test_a_fusion_of_one_array_is_asked_first_for_its_name_is_that_of_the_array():
     one = FUSED.replace("OPERANDS", "%gradient").replace("(%other, %zero)", "(%one, %zero)")
-    module = read(one)
+    module = parse_module(one)
     found = Dataflow(module).producers(module.computations["scattered"], "padded")
     assert [instruction.name for _, instruction in found] == ["padded", "one", "fusion", "gradient"]
 
 
 def test_the_parameters_of_the_program_itself_come_from_nowhere():
-    module = read(FUSED.replace("OPERANDS", "%p, %q"))
+    module = parse_module(FUSED.replace("OPERANDS", "%p, %q"))
     found = Dataflow(module).producers(module.entry, "p")
     assert [instruction.name for _, instruction in found] == ["p"]
 
@@ -70,7 +70,7 @@ ENTRY %main (p: f32[]) -> f32[] {
 
 
 def test_what_the_compiler_made_without_a_name_is_made_of_what_has_one():
-    module = read(HANDED)
+    module = parse_module(HANDED)
     flow = Dataflow(module)
     assert [i.name for _, i in flow.producers(module.entry, "chosen")] == ["chosen"]  # it is no other array
     found = [i.name for _, i in flow.sources(module.entry, "chosen")]
@@ -114,7 +114,7 @@ ENTRY %main (p: f32[2,4], q: f32[8,4]) -> f32[8,4] {
 
 
 def test_what_uses_a_collective_that_is_split_into_fusions_is_found_behind_its_own_end():
-    module = read(SPLIT)
+    module = parse_module(SPLIT)
     found = Dataflow(module).consumers(module.computations["starting"], "gather.1")
     assert [instruction.name for _, instruction in found] == ["start", "end", "ended", "used"]
 
@@ -147,7 +147,7 @@ ENTRY %main (p: f32[4], q: f32[4]) -> f32[4] {
 
 
 def test_what_comes_out_of_a_loop_was_made_by_its_body_and_then_given_to_it():
-    module = read(LOOPED)
+    module = parse_module(LOOPED)
     flow = Dataflow(module)
     assert [i.name for _, i in flow.producers(module.entry, "made")] == ["made", "added", "p"]
     assert [i.name for _, i in flow.producers(module.entry, "same")] == ["same", "kept", "q"]

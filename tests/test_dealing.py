@@ -11,8 +11,8 @@ from positions import ran
 from test_ring import moves, permuted, sharded
 from theory.expected import F32
 
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.regions.dealt import DealtOnce
+from jaxshard_magic.strategies.regions.zigzag_region import ZigzagRegion
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 EXAMPLES, TIME, HEADS, HEAD, WORDS, LAYERS = 4, 64, 4, 8, 61, 2
 WIDTH = HEADS * HEAD
@@ -62,9 +62,7 @@ def decoder(*, between=nothing, end=nothing, seen=causal, rows=nothing, weighed=
     shapes = {"embed": (WORDS, WIDTH), "positions": (TIME + 16, WIDTH)}
     shapes |= dict.fromkeys("qkvo", (LAYERS, WIDTH, WIDTH))
     keys = jax.random.split(jax.random.key(0), len(shapes) + 2)
-    made = {
-        n: jax.random.normal(k, z) * z[-1] ** -0.5 for (n, z), k in zip(shapes.items(), keys, strict=False)
-    }
+    made = {n: jax.random.normal(k, z) * z[-1] ** -0.5 for (n, z), k in zip(shapes.items(), keys, strict=False)}
     params = {n: made[n] for n in ("embed", "positions")} | {"layers": {n: made[n] for n in "qkvo"}}
     tokens = jax.random.randint(keys[-1], (EXAMPLES, TIME + 1), 0, WORDS)
     return step, params, tokens, jax.random.uniform(keys[-2], tokens.shape)
@@ -80,8 +78,8 @@ def dropped(h):
 
 def dealt(ring, *args):
     run = ring.planned(*args).plan.run
-    assert isinstance(run, Hold)
-    return bool(run.region(DealtOnce).dealing.attentions)
+    assert isinstance(run, ShardedLowering)
+    return bool(run.region(ZigzagRegion).zigzag.attentions)
 
 
 @pytest.mark.ci
@@ -101,9 +99,7 @@ def test_of_a_decoder_only_whole_numbers_are_dealt_out():
     [
         pytest.param({"weighed": True}, "sp+tp", "seq=4 model=2", {}, marks=pytest.mark.full),
         ({"wrap": jax.checkpoint}, "fsdp+sp", "data=2 seq=4", {"microbatches": 2}),
-        pytest.param(
-            {"end": lambda h: h + h.mean(1, keepdims=True)}, "sp", "seq=8", {}, marks=pytest.mark.full
-        ),
+        pytest.param({"end": lambda h: h + h.mean(1, keepdims=True)}, "sp", "seq=8", {}, marks=pytest.mark.full),
         ({"between": dropped, "wrap": jax.checkpoint}, "dp+sp", "data=2 seq=4", {}),
         pytest.param({}, "sp", "seq=8", {"precision": "bf16"}, marks=pytest.mark.full),
     ],

@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 
 from jaxshard_magic.analysis.frames import Frame
-from jaxshard_magic.analysis.origin import in_words, place_of
-from jaxshard_magic.program.lines import is_users
+from jaxshard_magic.analysis.origin import describe_origin, locate_frames
+from jaxshard_magic.program.source_lines import is_user_file
 from jaxshard_magic.report import Report
 
 ARRAYS = """
@@ -148,9 +148,7 @@ def test_the_innermost_line_is_told_and_the_one_that_led_there(made, kind: str):
     assert all(c.called or (c.phase == "forward" and kind == "remat") for c in weights)
     assert report.memory is not None
     buffers = [b for b in report.memory.buffers or () if "params.w" in (b.of or "")]
-    texts = {
-        (s.name, n): text.strip() for s in report.sources for n, text in zip(s.numbers, s.text, strict=True)
-    }
+    texts = {(s.name, n): text.strip() for s in report.sources for n, text in zip(s.numbers, s.text, strict=True)}
     assert buffers and {texts[b.file or "", b.line or 0] for b in buffers} <= set(expected)
     assert {b.called for b in buffers} <= {f"{step}:3", None}
 
@@ -169,9 +167,7 @@ def test_a_librarys_function_that_was_traced_for_an_earlier_step_has_none_of_its
 def test_recorded_time_is_of_the_innermost_line_and_names_the_one_that_led_there(made):
     made.run(MODELS["functions"][0])
     model = f"cell [{made.shell.execution_count - 1}]"
-    report: Report = made.run(
-        "%%shard fsdp --profile 1" + "for _ in range(3):".join(STEP.split("params, loss = "))
-    )
+    report: Report = made.run("%%shard fsdp --profile 1" + "for _ in range(3):".join(STEP.split("params, loss = ")))
     step = f"cell [{made.shell.execution_count - 1}]"
     assert report.measured is not None
     lines = {(row.file, row.line): row.called for row in report.measured.lines}
@@ -181,13 +177,13 @@ def test_recorded_time_is_of_the_innermost_line_and_names_the_one_that_led_there
 def test_of_calls_at_home_alone_none_is_named_twice():
     inner, outer = Frame("step.py", "loss_fn", 4), Frame("step.py", "step", 9)
     deep = Frame("/home/me/model.py", "mlp", 31)
-    assert in_words(place_of([outer, inner], ["step.py"])) == "step.py, line 4"
+    assert describe_origin(locate_frames([outer, inner], ["step.py"])) == "step.py, line 4"
     assert (
-        in_words(place_of([outer, inner, deep], ["step.py"]))
+        describe_origin(locate_frames([outer, inner, deep], ["step.py"]))
         == "model.py, line 31, called at step.py, line 4"
     )
-    assert in_words(place_of([deep], ["step.py"])) == "model.py, line 31"
-    assert in_words(place_of([], ["step.py"])) is None
+    assert describe_origin(locate_frames([deep], ["step.py"])) == "model.py, line 31"
+    assert describe_origin(locate_frames([], ["step.py"])) is None
 
 
 def test_a_library_is_no_users_file_wherever_it_is_installed(monkeypatch, tmp_path):
@@ -195,7 +191,7 @@ def test_a_library_is_no_users_file_wherever_it_is_installed(monkeypatch, tmp_pa
     library.__path__, own.__path__ = [str(tmp_path / "dm" / "haiku")], [str(tmp_path / "my_models")]
     monkeypatch.setitem(sys.modules, "haiku", library)
     monkeypatch.setitem(sys.modules, "my_models", own)
-    assert not is_users(str(tmp_path / "dm" / "haiku" / "linear.py"))
-    assert is_users(str(tmp_path / "my_models" / "gpt.py"))
-    assert not is_users("<@beartype(lined.attend) at 0x7f0>")
-    assert is_users("<stdin>")
+    assert not is_user_file(str(tmp_path / "dm" / "haiku" / "linear.py"))
+    assert is_user_file(str(tmp_path / "my_models" / "gpt.py"))
+    assert not is_user_file("<@beartype(lined.attend) at 0x7f0>")
+    assert is_user_file("<stdin>")

@@ -36,8 +36,8 @@ from thinned import thinned
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import collectives
 from jaxshard_magic.strategies.footprint import footprint
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 MESHES = {"dp": "data=8", "fsdp": "data=8", "fsdp+tp": "data=4 model=2"}
 
@@ -109,8 +109,8 @@ def test_weights_can_be_gathered_once_for_all_microbatches():
     stacked, whole = LAYERS * WIDTH * HIDDEN * F32, WIDTH * VOCAB * F32
     gathers = {(AG, stacked): 2, (AG, whole): 2}
     assert {k: n for k, n in moved(entry).items() if k[0] == AG} == gathers
-    assert Counter((m.kind, m.bytes) for m in traffic(held(entry)) if m.kind == AG) == gathers
-    assert footprint(held(entry)).between > 2 * stacked + 2 * whole
+    assert Counter((m.kind, m.bytes) for m in planned_collectives(held(entry)) if m.kind == AG) == gathers
+    assert footprint(held(entry)).temporaries > 2 * stacked + 2 * whole
     assert reductions(entry) == expected_once("fsdp", True)
 
 
@@ -149,7 +149,7 @@ def test_a_step_whose_loops_add_no_gradients_up_is_the_same_program(scanned):
     entry, _ = ran(lambda p, b: descend(p, jax.grad(loss)(p, b)), "fsdp", "data=8", "each", params, batch)
     layout = held(entry).layout
     inputs = layout.program.closed.in_avals
-    each, once = (Hold(layout, reduce=how) for how in ("each", "once-gathered"))
+    each, once = (ShardedLowering(layout, reduce=how) for how in ("each", "once-gathered"))
     assert deferred(once) == 0
     assert jax.jit(each.__call__).lower(*inputs).as_text() == jax.jit(once.__call__).lower(*inputs).as_text()
 

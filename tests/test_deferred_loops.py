@@ -31,7 +31,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 
 
 def recurrent():
@@ -73,10 +73,8 @@ def test_a_recurrent_net_gathers_each_weight_once_for_both_its_passes(inside):
     entry, got = ran(step, "fsdp", "data=8", "once-gathered", params, batch)
     same(got, jax.jit(step)(params, batch))
     weight = WIDTH * WIDTH * F32
-    assert {k: n for k, n in moved(entry).items() if k[0] == AG} == {
-        (AG, weight): 3
-    }  # `out` is used after the loop
-    sent = [each for each in traffic(entry.plan.run) if each.kind == AG]
+    assert {k: n for k, n in moved(entry).items() if k[0] == AG} == {(AG, weight): 3}  # `out` is used after the loop
+    sent = [each for each in planned_collectives(entry.plan.run) if each.kind == AG]
     assert sum(each.count * each.bytes for each in sent) == 3 * weight
 
 

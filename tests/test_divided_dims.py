@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import jaxshard_magic
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.undivided import held_against_faults
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
+from jaxshard_magic.strategies.unsharded_dims import guarded_lines
 
 SIZE = 16  # of each dimension
 MESHES = {
@@ -69,9 +69,7 @@ STRIDES: dict[str, Kind] = {
     "inserted": lambda y, dim: jnp.insert(y, 3, 1.0, dim),
     "differences": lambda y, dim: jnp.diff(y, axis=dim),
     "two paddings": first(
-        lambda y: (
-            jnp.pad(y, ((1, 0), (0, 0), (0, 0))) * jnp.pad(y, ((1, 0), (0, 0), (0, 0)), constant_values=0.5)
-        )
+        lambda y: jnp.pad(y, ((1, 0), (0, 0), (0, 0))) * jnp.pad(y, ((1, 0), (0, 0), (0, 0)), constant_values=0.5)
     ),
     "shifted": first(lambda y: y * lax.pad(y, 0.0, [(-1, 1, 0), (0, 0, 0), (0, 0, 0)])),
     "rolled and flipped": lambda y, dim: jnp.roll(y, 3, dim) * jnp.flip(y, dim),
@@ -213,9 +211,7 @@ def pooled_with_an_edge(params, x):
 
 
 @pytest.mark.parametrize("running", [lax.cumsum, lax.cummin, lax.cumprod])
-@pytest.mark.parametrize(
-    ("strategy", "specs", "dim"), [("dp", {}, 0), ("sp", {"empty": "P(None, 'seq')"}, 1)]
-)
+@pytest.mark.parametrize(("strategy", "specs", "dim"), [("dp", {}, 0), ("sp", {"empty": "P(None, 'seq')"}, 1)])
 def test_a_running_reduction_of_rows_without_columns_is_empty(running, strategy, specs, dim):
     def step(w, rows, empty):
         def loss(w):
@@ -369,7 +365,7 @@ def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plai
         np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
     plan = step.planned(kernels, batch).plan
     whole = any(finding.code == "kept-whole" for finding in plan.findings)
-    lines = held_against_faults(plan.run.layout) if isinstance(plan.run, Hold) else ()
+    lines = guarded_lines(plan.run.layout) if isinstance(plan.run, ShardedLowering) else ()
     assert bool(lines) == whole  # what constraints in code to take home can't say
 
 
@@ -389,9 +385,7 @@ def test_a_window_of_rows_that_begins_too_late_is_the_last_one(strategy, mesh, s
         value, gradient = jax.value_and_grad(loss)(params)
         return params - 0.01 * gradient, value
 
-    params, data = (
-        np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((4, 6), (16, 4))
-    )
+    params, data = (np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((4, 6), (16, 4)))
     got = jaxshard_magic.shard(step, strategy, mesh=mesh)(params, data, dtype(start))
     with jax.disable_jit():
         want = step(params, data, dtype(start))

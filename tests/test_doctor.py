@@ -14,25 +14,25 @@ from cells import one_line
 from jax.sharding import AxisType
 
 import jaxshard_magic
-from jaxshard_magic.doctor import Doctor, Finding
+from jaxshard_magic.doctor import Doctor, DoctorFinding
 from jaxshard_magic.doctor import devices as looking
-from jaxshard_magic.doctor.connectivity import all_reduce, connectivity
-from jaxshard_magic.doctor.devices import Seen, devices, look
-from jaxshard_magic.doctor.packages import loaded, targets, versions
-from jaxshard_magic.doctor.setup import environment, notebook
-from jaxshard_magic.packages import NEEDED, companions, fits, install, installed
+from jaxshard_magic.doctor.connectivity import connectivity, time_all_reduce
+from jaxshard_magic.doctor.devices import SystemAccelerators, devices, find_accelerators
+from jaxshard_magic.doctor.environment import environment_findings, notebook
+from jaxshard_magic.doctor.packages import compiler_findings, loaded, versions
+from jaxshard_magic.packages import NEEDED, install_command, installed, jax_requirements, satisfies
 
 ALL = dict.fromkeys(NEEDED, "1.2.3") | {"libtpu": None}
-NOTHING = Seen()
-GPU = Seen(gpu="2 x H200")
-TPU = Seen(tpu="TPU, 4 chips")
+NOTHING = SystemAccelerators()
+GPU = SystemAccelerators(gpu="2 x H200")
+TPU = SystemAccelerators(tpu="TPU, 4 chips")
 
 
 def levels(findings) -> dict[str, str]:
     return {f.name: f.level for f in findings}
 
 
-def one(findings, name: str) -> Finding:
+def one(findings, name: str) -> DoctorFinding:
     (found,) = [f for f in findings if f.name == name]
     return found
 
@@ -74,19 +74,19 @@ def test_this_machine_is_well():
     ],
 )
 def test_a_version_fits_as_the_packaging_rules_say(version, clauses, allowed):
-    assert fits(version, clauses) is allowed
+    assert satisfies(version, clauses) is allowed
 
 
 def test_what_jax_asks_is_read_from_its_own_metadata():
-    asked = companions()
-    assert fits(installed()["jaxlib"] or "", asked["jaxlib"])
+    asked = jax_requirements()
+    assert satisfies(installed()["jaxlib"] or "", asked["jaxlib"])
     assert asked["libtpu"].startswith("==")
     assert jax.__version__ in asked["jax-cuda12-plugin"]
 
 
 def test_a_missing_package_is_told_with_its_install_line():
     found = list(versions(ALL | {"optax": None}, {}, {}, (3, 12)))
-    assert one(found, "optax") == Finding("versions", "optax", "not installed", "error", "pip install optax")
+    assert one(found, "optax") == DoctorFinding("versions", "optax", "not installed", "error", "pip install optax")
     assert set(levels(f for f in found if f.name != "optax").values()) == {"ok"}
 
 
@@ -111,12 +111,12 @@ def test_an_old_python_is_told_and_is_no_error():
 
 
 def test_compilers_are_told_whether_installed_or_not_and_whether_they_fit():
-    assert levels(targets(ALL, {})) == {"cpu": "ok", "tpu": "info", "cuda": "info"}
+    assert levels(compiler_findings(ALL, {})) == {"cpu": "ok", "tpu": "info", "cuda": "info"}
     both = ALL | {"libtpu": "0.0.42", "jax-cuda12-plugin": "0.10"}
-    assert levels(targets(both, {})) == {"cpu": "ok", "tpu": "ok", "cuda": "ok"}
-    assert one(targets(ALL, {}), "tpu").remedy == install("tpu")
-    mixed = one(targets(both, {"libtpu": "==0.0.50.*"}), "tpu")
-    assert (mixed.level, mixed.remedy) == ("warning", install("tpu", "libtpu==0.0.50.*"))
+    assert levels(compiler_findings(both, {})) == {"cpu": "ok", "tpu": "ok", "cuda": "ok"}
+    assert one(compiler_findings(ALL, {}), "tpu").remedy == install_command("tpu")
+    mixed = one(compiler_findings(both, {"libtpu": "==0.0.50.*"}), "tpu")
+    assert (mixed.level, mixed.remedy) == ("warning", install_command("tpu", "libtpu==0.0.50.*"))
     assert "0.0.42" in mixed.value and "==0.0.50.*" in mixed.value
 
 
@@ -140,7 +140,7 @@ def test_compilers_are_told_whether_installed_or_not_and_whether_they_fit():
     ],
 )
 def test_a_variable_that_harms_has_a_remedy(name, value, level):
-    found = one(environment({name: value}), name)
+    found = one(environment_findings({name: value}), name)
     assert found.level == level
     assert (found.remedy is None) == (level == "ok")
 
@@ -157,14 +157,14 @@ def test_a_variable_that_harms_has_a_remedy(name, value, level):
     ],
 )
 def test_xla_flags_that_do_not_hold_are_told(flags, cpu_devices, warned):
-    shown, *rest = environment({"XLA_FLAGS": flags}, cpu_devices)
+    shown, *rest = environment_findings({"XLA_FLAGS": flags}, cpu_devices)
     assert shown.level == "ok"
     assert [f.level for f in rest] == ["warning"] * warned
     assert all("XLA_FLAGS" in (f.remedy or "") for f in rest)
 
 
 def test_only_variables_that_matter_are_shown():
-    (found,) = environment({"AWS_SECRET_ACCESS_KEY": "hidden", "HOME": "/root"})
+    (found,) = environment_findings({"AWS_SECRET_ACCESS_KEY": "hidden", "HOME": "/root"})
     assert "hidden" not in found.value
 
 
@@ -198,7 +198,7 @@ def test_an_accelerator_without_its_plugin_is_an_error_with_the_install_line(all
 def test_a_hidden_gpu_and_a_driver_that_does_not_answer_are_warnings():
     hidden = one(devices(ALL, {"CUDA_VISIBLE_DEVICES": "-1"}, seen=GPU), "NVIDIA GPU")
     assert hidden.level == "warning" and "CUDA_VISIBLE_DEVICES" in hidden.value
-    broken = one(devices(ALL, {}, seen=Seen(broken="no driver")), "NVIDIA GPU")
+    broken = one(devices(ALL, {}, seen=SystemAccelerators(broken="no driver")), "NVIDIA GPU")
     assert (broken.level, broken.value) == ("warning", "no driver")
 
 
@@ -221,7 +221,7 @@ def test_a_backend_that_was_asked_for_and_does_not_start_is_a_finding_with_both_
 
 def test_a_failure_that_nobody_knows_has_no_remedy_made_up(monkeypatch):
     refuses(monkeypatch, "the moon is full")
-    assert list(devices(ALL, {}, seen=NOTHING)) == [Finding("devices", "jax", "the moon is full", "error")]
+    assert list(devices(ALL, {}, seen=NOTHING)) == [DoctorFinding("devices", "jax", "the moon is full", "error")]
 
 
 def slot(root: Path, name: str, vendor: str, device: str) -> None:
@@ -236,7 +236,7 @@ def test_tpu_chips_are_counted_on_the_bus_and_google_network_cards_are_none(tmp_
     slot(tmp_path, "0000:00:06.0", "0x1ae0", "0x0063")
     slot(tmp_path, "0000:00:07.0", "0x10de", "0x0063")
     monkeypatch.setattr(looking, "PCI", tmp_path)
-    assert look().tpu == "TPU, 2 chips"
+    assert find_accelerators().tpu == "TPU, 2 chips"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvidia-smi is a shell script")
@@ -257,7 +257,7 @@ def test_nvidia_smi_alone_is_no_gpu(script, gpu, broken, tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert (look().gpu, look().broken) == (gpu, broken)
+    assert (find_accelerators().gpu, find_accelerators().broken) == (gpu, broken)
 
 
 # The mesh
@@ -266,7 +266,7 @@ def test_nvidia_smi_alone_is_no_gpu(script, gpu, broken, tmp_path, monkeypatch):
 def test_every_device_gets_the_sum_of_its_group():
     mesh = jaxshard_magic.mesh("data=2 model=4")
     for axis in mesh.axis_names:
-        seconds, right = all_reduce(mesh, axis, 3)
+        seconds, right = time_all_reduce(mesh, axis, 3)
         assert right and seconds > 0
 
 
@@ -285,13 +285,13 @@ def test_a_mesh_of_explicit_axes_is_examined_under_any_setting(setting, value):
 def test_the_bandwidth_is_what_a_ring_sends_over_the_measured_time():
     # On a ring of 8 each device sends 2 * 7/8 MiB; in 1.835008 ms that is 1 GB/s.
     times = {1: 2.04e-3, 2**18: 2 * 7 / 8 * 2**20 / 1e9}
-    found = one(connectivity(jaxshard_magic.mesh("data=8"), summed=lambda m, a, n: (times[n], True)), "data")
+    found = one(connectivity(jaxshard_magic.mesh("data=8"), measure=lambda m, a, n: (times[n], True)), "data")
     assert "measured: 4 bytes in 2.04\u202fms, 1 MiB a device at 1\u202fGB/s" in found.value
 
 
 def test_a_wrong_sum_is_an_error():
     mesh = jaxshard_magic.mesh("data=8")
-    found = one(connectivity(mesh, summed=lambda *_: (1e-3, False)), "data")
+    found = one(connectivity(mesh, measure=lambda *_: (1e-3, False)), "data")
     assert (found.level, found.value) == ("error", "an all-reduce gave a wrong sum")
 
 
@@ -306,7 +306,7 @@ def test_an_axis_that_does_not_answer_is_given_up_after_its_time_and_the_others_
         return 1.0, True
 
     start = time.perf_counter()
-    found = list(connectivity(mesh, limit_s=0.2, summed=hangs))
+    found = list(connectivity(mesh, limit_s=0.2, measure=hangs))
     answer.set()
     assert time.perf_counter() - start < 10
     assert tried == ["data"]
@@ -319,7 +319,7 @@ def test_an_axis_that_fails_says_so_in_one_line_and_does_not_read_as_a_hang(erro
     def fails(*_):
         raise error("NCCL error\nlong trace")
 
-    found = one(connectivity(jaxshard_magic.mesh("data=8"), summed=fails), "data")
+    found = one(connectivity(jaxshard_magic.mesh("data=8"), measure=fails), "data")
     assert (found.level, found.value) == ("error", "NCCL error")
 
 
@@ -357,9 +357,7 @@ def examined_in(code: str, tmp_path: Path, **variables: str) -> list[str]:
     )
     env = os.environ | {"IPYTHONDIR": str(tmp_path)} | variables
     root = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=env, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -381,13 +379,13 @@ def test_a_jax_that_cannot_be_imported_stops_no_examination(tmp_path):
 
 
 def test_names_with_markup_are_text():
-    found = Doctor((Finding("versions", "<b>x", "<script>alert(1)</script>", "error", "<i>pip</i>"),))
+    found = Doctor((DoctorFinding("versions", "<b>x", "<script>alert(1)</script>", "error", "<i>pip</i>"),))
     assert "<script>" not in found.to_html() and "&lt;script&gt;" in found.to_html()
     assert found.to_text().splitlines()[0] == "1 error, each with its remedy."
 
 
 def test_the_first_line_promises_no_remedy_that_is_not_there():
-    found = Doctor((Finding("devices", "jax", "the moon is full", "error"),))
+    found = Doctor((DoctorFinding("devices", "jax", "the moon is full", "error"),))
     assert found.to_text().splitlines()[0] == "1 error."
     assert not found.ok
 

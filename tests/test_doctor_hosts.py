@@ -14,20 +14,19 @@ import pytest
 from hosts_notebook import LOOP, Hosts, opened
 
 import jaxshard_magic
-from jaxshard_magic.doctor import Doctor, Finding
-from jaxshard_magic.doctor.hosts import Host, findings
-from jaxshard_magic.doctor.reach import SILENT, Reached, rounds
+from jaxshard_magic.doctor import Doctor, DoctorFinding
+from jaxshard_magic.doctor.hosts import Host, host_findings
+from jaxshard_magic.doctor.reachability import SILENT, Reachability, rounds
 from jaxshard_magic.views.format import SPACE
 
 AGAIN = "%mesh hosts:2 data=8 starts new ones"
 HOST = Host("node1", {"python": "3.12.1", "jax": "0.10.2", "flax": "0.12"}, "cpu", "cpu", 4)
-WELL = (Reached((0, 1), ((1, 2e-4),), (1e-3, 1e-2)), Reached((0, 1), ((0, 3e-4),), (2e-3, 2e-2)))
+WELL = (Reachability((0, 1), ((1, 2e-4),), (1e-3, 1e-2)), Reachability((0, 1), ((0, 3e-4),), (2e-3, 2e-2)))
 
 
-def told(hosts=(HOST, HOST), gone=None, reached=WELL, kernel=None) -> dict[str, Finding]:
+def told(hosts=(HOST, HOST), gone=None, reached=WELL, kernel=None) -> dict[str, DoctorFinding]:
     found = [
-        replace(f, value=f.value.replace(SPACE, " "))
-        for f in findings(hosts, gone or {}, reached, AGAIN, kernel)
+        replace(f, value=f.value.replace(SPACE, " ")) for f in host_findings(hosts, gone or {}, reached, AGAIN, kernel)
     ]
     assert all(f.remedy for f in found if f.level in ("warning", "error")), "each failure has its remedy"
     return {f.name: f for f in found}
@@ -47,10 +46,7 @@ def test_two_hosts_that_are_alike_and_reach_each_other_are_well():
     assert {f.level for f in found.values()} == {"ok"}
     assert "host 0 with host 1, takes 300" in found["pairs"].value, "the slower of both hosts' times"
     # A ring of two sends the array once: 4 bytes * 2**22 in 20 ms, the slower host's.
-    assert (
-        "4 bytes in 2.00 ms, 16 MiB at 0.839 GB/s; simulated devices of one machine"
-        in found["all-reduce"].value
-    )
+    assert "4 bytes in 2.00 ms, 16 MiB at 0.839 GB/s; simulated devices of one machine" in found["all-reduce"].value
 
 
 def test_a_version_that_differs_names_who_has_which_and_what_to_do():
@@ -65,26 +61,20 @@ def test_a_version_that_differs_names_who_has_which_and_what_to_do():
 def test_a_kernel_whose_versions_are_apart_is_a_warning():
     found = told(kernel={"python": "3.12.1", "jax": "0.12.0", "flax": "0.12"})["jax"]
     assert found.level == "warning" and found.value == "0.10.2 on host 0, host 1; 0.12.0 in the kernel"
-    assert (found.remedy or "").startswith(
-        "in the kernel: pip install jax==0.10.2; then restart the kernel and"
-    )
+    assert (found.remedy or "").startswith("in the kernel: pip install jax==0.10.2; then restart the kernel and")
 
 
 def test_devices_of_two_kinds_or_not_as_many_each_are_told():
-    kinds = told((replace(HOST, platform="gpu", kind="H100"), replace(HOST, platform="gpu", kind="A100")))[
-        "devices"
-    ]
+    kinds = told((replace(HOST, platform="gpu", kind="H100"), replace(HOST, platform="gpu", kind="A100")))["devices"]
     assert kinds.level == "error" and kinds.value == "not of one kind: 4 x H100 on host 0; 4 x A100 on host 1"
     fewer = told((HOST, replace(HOST, devices=3)))["devices"]
-    assert (
-        fewer.level == "warning" and fewer.value == "not as many each: 4 x cpu on host 0; 3 x cpu on host 1"
-    )
+    assert fewer.level == "warning" and fewer.value == "not as many each: 4 x cpu on host 0; 3 x cpu on host 1"
     assert "3 now" in (fewer.remedy or "")
 
 
 def test_a_host_that_does_not_answer_is_told_and_nothing_else_is_tried():
     found = told(gone={1: "died (SIGKILL)"}, reached=())
-    assert found["host 1"] == Finding("hosts", "host 1", "died (SIGKILL) (on node1)", "error", AGAIN)
+    assert found["host 1"] == DoctorFinding("hosts", "host 1", "died (SIGKILL) (on node1)", "error", AGAIN)
     assert "pairs" not in found and found["reach"].value == "not tried, as host 1 does not answer"
     assert found["versions"].level == "ok", "what was known when it joined"
 
@@ -93,11 +83,11 @@ def test_a_pair_that_does_not_reach_each_other_is_named_and_no_other():
     well, bad = (1, 1e-4), SILENT
     hosts = (HOST,) * 3
     reached = (
-        Reached((0, 1, 2), (well,)),
-        Reached((0, 1, 2), ((0, 1e-4), (2, bad))),
-        Reached((0, 1, 2), ((1, bad),)),
+        Reachability((0, 1, 2), (well,)),
+        Reachability((0, 1, 2), ((0, 1e-4), (2, bad))),
+        Reachability((0, 1, 2), ((1, bad),)),
     )
-    found = list(findings(hosts, {}, reached, AGAIN))
+    found = list(host_findings(hosts, {}, reached, AGAIN))
     pairs = [f for f in found if f.name == "pairs"]
     assert [f.level for f in pairs] == ["error", "info"]
     assert pairs[0].value == "host 1 and host 2: their all-reduce has not ended"
@@ -106,10 +96,8 @@ def test_a_pair_that_does_not_reach_each_other_is_named_and_no_other():
 
 
 def test_a_host_that_is_not_heard_through_the_coordinator_is_told():
-    found = told(reached=(Reached((0,)), None))
-    assert found["coordination"].level == "error" and found["coordination"].value.startswith(
-        "host 1 has not heard"
-    )
+    found = told(reached=(Reachability((0,)), None))
+    assert found["coordination"].level == "error" and found["coordination"].value.startswith("host 1 has not heard")
     assert found["pairs"].level == found["all-reduce"].level == "info"
 
 
@@ -120,20 +108,12 @@ def test_a_host_that_is_not_heard_through_the_coordinator_is_told():
 def test_the_doctor_looks_at_two_hosts_and_ends_where_one_is_frozen_or_dead(tmp_path: Path):
     with opened(tmp_path) as hosts:
         well = by_name(examined(hosts))
-        assert (
-            well["hosts"].value.startswith("2 on ") and well["devices"].value == "4 x cpu on each of 2 hosts"
-        )
+        assert well["hosts"].value.startswith("2 on ") and well["devices"].value == "4 x cpu on each of 2 hosts"
         assert well["pairs"].value.startswith("1 of 1 pair: sums right; measured: ")
-        assert re.search(
-            r"4 bytes in .*s, 16 MiB at .*/s; simulated devices of one", well["all-reduce"].value
-        )
+        assert re.search(r"4 bytes in .*s, 16 MiB at .*/s; simulated devices of one", well["all-reduce"].value)
         assert {f.level for f in well.values()} == {"ok"}
         said = jaxshard_magic.doctor(hosts.cluster)
-        assert (
-            "area" not in said.to_text()
-            and "coordination" in said.to_text()
-            and "all-reduce" in said.to_html()
-        )
+        assert "area" not in said.to_text() and "coordination" in said.to_text() and "all-reduce" in said.to_html()
         hosts.cell("print(jax.device_count())")  # they go on
 
         os.kill(hosts.pids[1], signal.SIGSTOP)
@@ -183,9 +163,7 @@ def test_a_program_on_each_host_is_examined_from_within_also_where_one_does_not_
         assert {f["level"] for f in found} == {"ok"}
         assert [f["name"] for f in found][-2:] == ["pairs", "all-reduce"]
     (alone,) = first[1]
-    assert alone["level"] == "error" and alone["value"].startswith(
-        "host 1: not come to this examination within"
-    )
+    assert alone["level"] == "error" and alone["value"].startswith("host 1: not come to this examination within")
 
 
 def examined(hosts: Hosts) -> Doctor:
@@ -193,5 +171,5 @@ def examined(hosts: Hosts) -> Doctor:
     return hosts.notebook["found"]
 
 
-def by_name(found: Doctor) -> dict[str, Finding]:
+def by_name(found: Doctor) -> dict[str, DoctorFinding]:
     return {f.name: f for f in found.findings if f.area == "hosts"}

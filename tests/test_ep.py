@@ -13,9 +13,9 @@ from zoo.parts import BATCH
 
 import jaxshard_magic
 from jaxshard_magic.report import Report
-from jaxshard_magic.strategies.cut import Network
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.min_cut import FlowNetwork
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 F32 = 4
 GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED, IN_TURN = FORMS = (
@@ -51,9 +51,7 @@ def ran():
         if (form, strategy, axes) not in known:
             call = step.make()
             sharded = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"))
-            for got, want in zip(
-                zoo.numbers_of_calls(step, call, sharded, calls=calls), plain[form], strict=True
-            ):
+            for got, want in zip(zoo.numbers_of_calls(step, call, sharded, calls=calls), plain[form], strict=True):
                 for difference in zoo.differences(step, got, want):
                     assert difference.rounding, difference
             known[form, strategy, axes] = sharded
@@ -75,9 +73,9 @@ def planned(form: str, strategy: str, axes: str, **options):
 
 def told(plan) -> MOVES:
     """What the plan says that is sent, without single numbers."""
-    assert isinstance(plan.run, Hold)
+    assert isinstance(plan.run, ShardedLowering)
     moves = MOVES()
-    for m in traffic(plan.run):
+    for m in planned_collectives(plan.run):
         if m.bytes > F32:
             moves[m.kind, m.axes, m.bytes] += m.count
     return moves
@@ -178,9 +176,7 @@ def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_u
     tokens, counts = BATCH // 2 * TIME * WIDTH * F32, BATCH * TIME * EXPERTS * F32 // 8
     for found in (told(planned(DENSE, *BESIDE)), sent(step.report())):
         assert (found[AG, over, tokens], found[AR, over, tokens], found[A2A, over, counts]) == (2, 1, 2)
-        assert (
-            found[AR, ("data", "expert"), ROUTER] == 1
-        )  # it reads tokens as they lie, also for its gradient
+        assert found[AR, ("data", "expert"), ROUTER] == 1  # it reads tokens as they lie, also for its gradient
         assert max(size for kind, _, size in found if kind == AG) == tokens
 
 
@@ -245,9 +241,7 @@ def test_a_step_that_dispatches_nothing_is_told_what_dispatch_would_save():
         assert f"All {EXPERTS} experts work on all tokens, of which each chooses {BEST}" in finding(
             planned(form, "ep", "expert=8"), "experts-dense"
         )
-    assert not {"experts-dense", "experts-ungrouped"} & {
-        f.code for f in planned(GROUPED, "ep", "expert=8").findings
-    }
+    assert not {"experts-dense", "experts-ungrouped"} & {f.code for f in planned(GROUPED, "ep", "expert=8").findings}
     assert "tokens of all examples" in finding(planned(FLAT, "ep", "expert=8"), "experts-ungrouped")
 
 
@@ -345,10 +339,10 @@ def test_there_are_as_many_experts_as_a_product_has_matrices(choose, made, store
     x = jax.ShapeDtypeStruct((BATCH, TIME, WIDTH), jnp.float32)
     plan = jaxshard_magic.shard(step, "ep", mesh=jaxshard_magic.mesh("expert=4")).planned(params, x).plan
     (found,) = plan.experts
-    assert found.number == EXPERTS and [(r.number, r.best) for r in found.routes] == [(EXPERTS, best)]
-    assert f"All {EXPERTS} experts work on all tokens, of which each chooses {best}" in finding(
-        plan, "experts-dense"
-    )
+    assert found.expert_count == EXPERTS and [(r.expert_count, r.experts_per_token) for r in found.layers] == [
+        (EXPERTS, best)
+    ]
+    assert f"All {EXPERTS} experts work on all tokens, of which each chooses {best}" in finding(plan, "experts-dense")
 
 
 def leaves(plan) -> dict[str, tuple]:
@@ -367,7 +361,7 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
 
 def test_experts_that_the_user_placed_otherwise_are_not_told_as_divided():
     some, every = {"mixture.up": "P()"}, {"mixture.(up|down|bias)": "P()"}
-    assert [e.number for e in planned(GROUPED, "ep", "expert=4", rules=some).experts] == [EXPERTS]
+    assert [e.expert_count for e in planned(GROUPED, "ep", "expert=4", rules=some).experts] == [EXPERTS]
     assert not planned(GROUPED, "ep", "expert=4", rules=every).experts
 
 
@@ -375,7 +369,7 @@ def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
     """And not what each of its experts makes of it, in all of their places, as along hidden dimensions."""
     plan = planned(GROUPED, "dp+tp", "data=2 model=4")
     assert leaves(plan)["up"] == leaves(plan)["down"] == ("model", None, None)
-    assert "products side by side, dim 0" in next(x.why for x in plan.leaves if x.path.endswith("up"))
+    assert "products side by side, dim 0" in next(x.reason for x in plan.leaves if x.path.endswith("up"))
     tokens = BATCH // 2 * TIME * WIDTH * F32
     sums = {size: n for (_, axes, size), n in told(plan).items() if axes == ("model",)}
     assert max(sums) == tokens and sums[tokens] == 1 + 1  # backward the gradient of what the head read
@@ -383,9 +377,7 @@ def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
 
 def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
     call = zoo.STEPS[form].make()
-    params = jax.tree.map(
-        lambda x: x[tuple(slice(experts if n == EXPERTS else n) for n in x.shape)], call.args[0]
-    )
+    params = jax.tree.map(lambda x: x[tuple(slice(experts if n == EXPERTS else n) for n in x.shape)], call.args[0])
     mesh = jaxshard_magic.mesh(axes)
     return refusal(lambda: jaxshard_magic.shard(call.fn, strategy, mesh=mesh).planned(params, call.args[1]))
 
@@ -400,12 +392,18 @@ def test_what_cannot_be_divided_says_so():
 
 def test_the_cheapest_cut_is_found_through_several_paths():
     """Two ways of 3 and 2 that meet in one of 4, and an edge back that lets the first go round: 4 are paid."""
-    net = Network()
-    for a, b, x in ((net.ONE, "a", 3), (net.ONE, "b", 2), ("a", "c", 3), ("b", "c", 2), ("c", net.OTHER, 4)):
-        net.cost(a, b, x)
-    assert net.cut() == {"a", "b", "c"}
-    net.cost("c", net.OTHER, 9)
-    assert net.cut() == set()
+    net = FlowNetwork()
+    for a, b, x in (
+        (net.SOURCE, "a", 3),
+        (net.SOURCE, "b", 2),
+        ("a", "c", 3),
+        ("b", "c", 2),
+        ("c", net.SINK, 4),
+    ):
+        net.add_cost(a, b, x)
+    assert net.min_cut() == {"a", "b", "c"}
+    net.add_cost("c", net.SINK, 9)
+    assert net.min_cut() == set()
 
 
 def test_a_softmax_along_features_of_experts_weights_takes_no_axis_twice():

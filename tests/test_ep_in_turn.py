@@ -15,7 +15,7 @@ from refusals import refusal
 from test_ep import AG, AR, RS, sent, told
 
 import jaxshard_magic
-from jaxshard_magic.program.in_turn.alike import Alike
+from jaxshard_magic.program.unrolled_experts.equation_equality import EquationComparison
 
 EXPERTS, BEST, ROWS, TIME, WIDTH, HIDDEN, HEADS, WORDS = 8, 2, 16, 10, 32, 64, 8, 64
 F32 = 4
@@ -189,9 +189,7 @@ def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
     for scanned in (False, True):
         signed, bytewise = (partial(looped, dtype=dtype, scanned=scanned) for dtype in (jnp.int8, jnp.uint8))
         assert any(f.code == "experts-together" for f in entry_of(signed).plan.findings)
-        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refusal(
-            entry_of, bytewise
-        )
+        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refusal(entry_of, bytewise)
 
 
 def decoder(p: Params, tokens: jax.Array) -> jax.Array:
@@ -230,9 +228,7 @@ def test_a_decoder_as_mixtrals_has_the_plain_numbers_of_five_steps(strategy, axe
         (here, loss), (there, other) = plain(here, tokens), sharded(there, tokens)
         close((there, other), (here, loss))
     moved = sent(sharded.report())
-    assert not any(
-        kind == AG and over and "expert" in over and size % MATRIX == 0 for kind, over, size in moved
-    )
+    assert not any(kind == AG and over and "expert" in over and size % MATRIX == 0 for kind, over, size in moved)
 
 
 def test_loops_over_other_things_stay_as_they_are():
@@ -285,9 +281,7 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
     line = differs.__code__.co_firstlineno + 3
     here = f"(test_ep_in_turn.py, line {line})"
     assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refusal(entry_of, differs)
-    assert "can't be put side by side: each reads what the one before it made" in refusal(
-        entry_of, after_another
-    )
+    assert "can't be put side by side: each reads what the one before it made" in refusal(entry_of, after_another)
 
 
 @pytest.mark.parametrize("named", (False, True))
@@ -319,16 +313,14 @@ def test_functions_with_other_derivatives_are_not_alike():
     one, other = with_rule(1.0), with_rule(3.0)
     jaxpr = jax.make_jaxpr(lambda x: one(x) + one(x + 1) + other(x))(1.0)
     first, second, third = (e for e in jaxpr.eqns if e.primitive.name == "custom_jvp_call")
-    assert Alike().equations(first, second) and not Alike().equations(first, third)
+    assert EquationComparison().are_equivalent(first, second) and not EquationComparison().are_equivalent(first, third)
 
 
 def test_comparisons_of_other_types_are_not_alike():
     """Put side by side they would be of one: 2**31 and more are no int32."""
-    jaxpr = jax.make_jaxpr(lambda x, y: (x > x[0], y > y[0], x > x[1]))(
-        *(jnp.ones(3, d) for d in ("i4", "u4"))
-    )
+    jaxpr = jax.make_jaxpr(lambda x, y: (x > x[0], y > y[0], x > x[1]))(*(jnp.ones(3, d) for d in ("i4", "u4")))
     first, other, second = (e for e in jaxpr.eqns if e.primitive.name == "gt")
-    assert Alike().equations(first, second) and not Alike().equations(first, other)
+    assert EquationComparison().are_equivalent(first, second) and not EquationComparison().are_equivalent(first, other)
 
 
 CELLS = (
@@ -359,7 +351,5 @@ def train_step(p, x):
 def test_code_to_take_home_asks_for_vmap_in_the_loops_place(notebook):
     for cell in ("%mesh expert=4;", *CELLS):
         notebook.run(cell)
-    with pytest.raises(
-        UsageError, match=r"goes through its experts one by one.* write the loop as jax\.vmap"
-    ):
+    with pytest.raises(UsageError, match=r"goes through its experts one by one.* write the loop as jax\.vmap"):
         notebook.run("%shard code")

@@ -30,8 +30,8 @@ from test_ep_in_turn import (
 from test_ep_in_turn import of_form as step_of
 
 import jaxshard_magic
-from jaxshard_magic.program.capture import capturing
-from jaxshard_magic.program.looked_up import lookups_sorted
+from jaxshard_magic.program.gathered_weights import sort_gathered_products
+from jaxshard_magic.program.gradient_calls import capture_vjp
 from jaxshard_magic.program.trace import trace
 
 EACH, BESIDE = WIDTH * HIDDEN, ("ep+dp", "data=2 expert=4")
@@ -93,9 +93,7 @@ FORMS = (best_two, best_one, one_token, one_by_one, in_layers, by_place)
 SUMS = (("ep", "expert=8"), BESIDE, ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2"))
 QUICK = ((best_two, SUMS[3]),)
 TABLE = [
-    pytest.param(
-        form, *on, marks=() if (form, on) in QUICK else pytest.mark.full, id=f"{form.__name__} {on[0]}"
-    )
+    pytest.param(form, *on, marks=() if (form, on) in QUICK else pytest.mark.full, id=f"{form.__name__} {on[0]}")
     for form in FORMS
     for on in SUMS
 ]
@@ -113,9 +111,7 @@ def test_tokens_that_look_up_their_matrices_get_the_plain_numbers_of_five_steps(
         close((there, other), (here, loss))
     moved = sent(sharded.report())
     matrices = {n * EACH * F32 for n in (1, 2, 4, EXPERTS, 2 * EXPERTS)}
-    assert not any(
-        kind == AG and over and "expert" in over and size in matrices for kind, over, size in moved
-    )
+    assert not any(kind == AG and over and "expert" in over and size in matrices for kind, over, size in moved)
     specs = {leaf.path: tuple(leaf.spec) for leaf in sharded.planned(there, x).plan.leaves}
     assert all("expert" in spec for path, spec in specs.items() if "up" in path or "down" in path)
 
@@ -124,9 +120,7 @@ def test_each_row_goes_to_its_expert_and_back_for_each_matrix():
     """Of half the tokens on four devices: forward inputs and hidden rows there, hidden rows and results back; backward
     the gradients of both results there, that of the hidden rows back: tokens are data. How many rows there are of each
     expert is asked once."""
-    step = jaxshard_magic.shard(
-        step_of(best_one), *BESIDE[:1], mesh=jaxshard_magic.mesh(f"cpu:8 {BESIDE[1]}")
-    )
+    step = jaxshard_magic.shard(step_of(best_one), *BESIDE[:1], mesh=jaxshard_magic.mesh(f"cpu:8 {BESIDE[1]}"))
     args = weights(), normal(9, ROWS, TIME, WIDTH)
     step(*args)
     rows, over, own = ROWS * TIME // 2, ("expert",), EXPERTS // 4
@@ -168,8 +162,8 @@ def test_a_search_tries_ep_for_matrices_that_are_looked_up_and_not_for_batches_t
 
 def sorted_run(f: Any, *args: Any) -> Any:
     """What a function gives whose look-ups are sorted."""
-    traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * len(args), capturing)
-    found, lines = lookups_sorted(traced)
+    traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * len(args), capture_vjp)
+    found, lines = sort_gathered_products(traced)
     assert found is not None and lines
     (out,) = jaxpr_as_fun(found.closed)(*found.consts, *args)
     return out
@@ -225,8 +219,8 @@ def test_matrices_of_ones_for_numbers_of_none_are_looked_up_as_they_stand():
         return jnp.einsum("td,tdf->tf", tokens, w.at[chosen].get(mode="fill", fill_value=1))
 
     args = normal(1, EXPERTS, WIDTH, HIDDEN), normal(0, 4, WIDTH), jnp.array([1, EXPERTS, 99, -99])
-    traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * 3, capturing)
-    assert lookups_sorted(traced)[0] is None
+    traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * 3, capture_vjp)
+    assert sort_gathered_products(traced)[0] is None
 
 
 def test_what_something_else_reads_than_products_is_refused_in_one_line():
@@ -260,7 +254,5 @@ def test_code_to_take_home_asks_for_ragged_products(notebook):
 """
     for cell in ("%mesh expert=4;", head + looked_up + tail[tail.index("shapes =") :], *others):
         notebook.run(cell)
-    with pytest.raises(
-        UsageError, match=r"looks up a matrix for each token.* write it with jax\.lax\.ragged_dot"
-    ):
+    with pytest.raises(UsageError, match=r"looks up a matrix for each token.* write it with jax\.lax\.ragged_dot"):
         notebook.run("%shard code")

@@ -28,7 +28,7 @@ from zoo.dropless_experts import (
 from zoo.parts import BATCH, Draw, descend
 
 import jaxshard_magic
-from jaxshard_magic.strategies.regions.sorted_rows import own_first
+from jaxshard_magic.strategies.regions.sorted_rows import order_local_experts_first
 
 PERMUTED, SCANNED, LANGUAGE = "dropless_permuted", "dropless_scanned", "dropless_language_model"
 ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
@@ -54,14 +54,10 @@ def test_rows_go_to_the_experts_and_back_and_no_weight_does(ran):
     that. That of the rows is not asked for: tokens are data. Gradients of an expert are added up over data alone."""
     step, both, own = ran(PERMUTED, *BESIDE), ("data", "expert"), EXPERTS // 4
     rows, sizes = ROWS // 2 * WIDTH * F32, EXPERTS * F32
-    wanted = Counter(
-        {(AG, ("expert",), rows): 2, (RS, ("expert",), rows): 1, (AR, ("data",), own * MATRIX): 3}
-    )
+    wanted = Counter({(AG, ("expert",), rows): 2, (RS, ("expert",), rows): 1, (AR, ("data",), own * MATRIX): 3})
     wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
     wanted |= {(AG, ("expert",), 4 * sizes): 1}  # how many rows each device has of each expert
-    wanted |= {
-        (AR, both, sizes): 2
-    }  # how many each expert has of all, and its mean gate, for the balance of the loss
+    wanted |= {(AR, both, sizes): 2}  # how many each expert has of all, and its mean gate, for the balance of the loss
     assert sent(step.report()) == wanted == told(planned(PERMUTED, *BESIDE))
 
 
@@ -133,7 +129,7 @@ def test_a_devices_own_rows_are_first_and_in_the_order_of_its_experts():
     mesh = jaxshard_magic.mesh("cpu:8 expert=2 data=4")
 
     def on_device(mine):
-        own, order = own_first(mine[0], ("expert",), jax.lax.axis_index("expert"), 6)
+        own, order = order_local_experts_first(mine[0], ("expert",), jax.lax.axis_index("expert"), 6)
         return own[None], order[None]
 
     found = jax.shard_map(on_device, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False)
@@ -402,9 +398,7 @@ def test_sizes_that_a_loop_stacks_for_another_loop_are_those_of_all_tokens_elsew
     _, (params, batch) = routed(lambda *_: ())
     params = jax.tree.map(lambda w: jnp.stack([w, w[::-1], -w]), params)
     sharded = jaxshard_magic.shard(train_step, "dp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
-    for got, want in zip(
-        *map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True
-    ):
+    for got, want in zip(*map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True):
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
 
@@ -432,9 +426,7 @@ def test_a_print_of_how_many_tokens_each_expert_has_is_of_all_tokens(capfd):
 
 def test_sorted_tokens_beside_a_leaf_without_elements_have_no_positions_for_sp():
     step, (params, batch) = routed(lambda *_: ())
-    batch = {name: x.reshape(BATCH, LENGTH, WIDTH) for name, x in batch.items()} | {
-        "none": jnp.ones((BATCH, 0))
-    }
+    batch = {name: x.reshape(BATCH, LENGTH, WIDTH) for name, x in batch.items()} | {"none": jnp.ones((BATCH, 0))}
 
     def of_sequences(params, batch):
         return step(params, {name: x.reshape(-1, WIDTH) for name, x in batch.items() if x.size})
@@ -463,9 +455,7 @@ def test_a_pipeline_keeps_how_many_rows_each_expert_has_for_its_backward_pass():
     params = jax.tree.map(lambda w: jnp.stack([w, w[::-1]]), params)
     mesh = jaxshard_magic.mesh("cpu:4 stage=2 data=2")
     sharded = jaxshard_magic.shard(train_step, "pp+dp", mesh=mesh, microbatches=2)
-    for got, want in zip(
-        *map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True
-    ):
+    for got, want in zip(*map(jax.tree.leaves, (sharded(params, batch), train_step(params, batch))), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
 
 

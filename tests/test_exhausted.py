@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxshard_magic.analysis.exhausted import exhausted, with_needed
+from jaxshard_magic.analysis.out_of_memory import parse_required_bytes, with_needed
 from jaxshard_magic.report import DeviceMemory, Memory
 
 GIB = 2**30
@@ -19,18 +19,16 @@ LISTED = "Ran out of memory in memory space hbm. Used 16.50G of 15.75G hbm. Exce
 
 @pytest.mark.parametrize("message", [OLDER, NEWER, LISTED])
 def test_what_is_needed_is_read_from_every_form(message):
-    assert exhausted(message) == int(16.5 * GIB)
+    assert parse_required_bytes(message) == int(16.5 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("512.00M", 2**29), ("1.50K", 1536), ("96", 96), ("2.00T", 2**41)]
-)
+@pytest.mark.parametrize(("text", "size"), [("512.00M", 2**29), ("1.50K", 1536), ("96", 96), ("2.00T", 2**41)])
 def test_sizes_have_the_units_of_the_compiler(text, size):
-    assert exhausted(f"Used {text} of 15.75G hbm.") == size
+    assert parse_required_bytes(f"Used {text} of 15.75G hbm.") == size
 
 
 def test_other_errors_tell_no_sizes():
-    assert exhausted("RESOURCE_EXHAUSTED: Attempting to allocate 2.00G") is None
+    assert parse_required_bytes("RESOURCE_EXHAUSTED: Attempting to allocate 2.00G") is None
 
 
 def test_the_compiler_s_own_figure_is_the_peak_and_the_parts_add_up():

@@ -17,7 +17,7 @@ def load_of(form, strategy, axes, examples=BATCH, **options):
     params, batch = call.args
     batch = {name: x[:examples] for name, x in batch.items()}
     step = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"), **options)
-    step.counts_rows = True
+    step.count_expert_rows = True
     step(params, batch)
     (experts,) = step.report().experts
     assert (experts.number, experts.axes) == (EXPERTS, ("expert",))
@@ -73,7 +73,7 @@ def test_what_a_loss_chooses_to_even_out_what_experts_get_is_no_layer(mixture):
     params, batch = zoo.STEPS["dispatched_in_groups"].make().args
     step = jaxshard_magic.shard(train_step, "ep+dp", mesh=jaxshard_magic.mesh("cpu:8 data=2 expert=4"))
     (experts,) = step.planned(params, batch).plan.experts
-    assert [(route.best, route.tokens) for route in experts.routes] == [(BEST, BATCH * TIME)]
+    assert [(route.experts_per_token, route.tokens) for route in experts.layers] == [(BEST, BATCH * TIME)]
 
 
 @pytest.mark.ci

@@ -8,20 +8,20 @@ from refusals import refusal
 from sample_explorers import gpt, many, odd
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.explorer import Explorer, Line, Place, arrays_of
-from jaxshard_magic.explorer.cuts import copies, fitting, held, next_size
+from jaxshard_magic.explorer import DeviceSource, Explorer, ShardLine, find_arrays
+from jaxshard_magic.explorer.shard_sizes import fit_to_mesh, next_multiple, num_replicas, shard_bytes
 
 MIB = 2**20
 WTE = 50257 * 768 * 4  # bytes
 
 
 def typed(*words: str, **axes: int) -> Explorer:
-    return Explorer(arrays_of(words, {}), axes or {"data": 4, "model": 2}, place=Place(), line=Line())
+    return Explorer(find_arrays(words, {}), axes or {"data": 4, "model": 2}, place=DeviceSource(), line=ShardLine())
 
 
 def test_bytes_are_those_of_the_mocks_embedding():
     ex = gpt()
-    assert held((50257, 768), 32, ((), ("data", "model")), ex.axes) == WTE // 8
+    assert shard_bytes((50257, 768), 32, ((), ("data", "model")), ex.axes) == WTE // 8
     assert ex.leaves[0].bytes_per_device == WTE // 4  # as it ran, over data=4
     ex["wte.embedding"] = P(None, ("data", "model"))
     assert ex.leaves[0].bytes_per_device == WTE // 8
@@ -74,16 +74,14 @@ def test_what_the_mesh_can_not_do_waits_for_one_that_can():
 
 def test_axes_that_divide_only_one_by_one_do_not_divide_together():
     mesh = {"data": 4, "model": 2}
-    assert fitting((("data", "model"),), (12,), mesh) == (("data",),)  # 12 = 4 x 3, and 8 does not divide it
-    assert fitting((("model", "data"),), (12,), mesh) == (("model",),)
-    assert fitting((("data",), ("data",)), (4, 4), mesh) == (("data",), ()), "an axis cuts one dimension"
+    assert fit_to_mesh((("data", "model"),), (12,), mesh) == (("data",),)  # 12 = 4 x 3, and 8 does not divide it
+    assert fit_to_mesh((("model", "data"),), (12,), mesh) == (("model",),)
+    assert fit_to_mesh((("data",), ("data",)), (4, 4), mesh) == (("data",), ()), "an axis cuts one dimension"
 
 
-@pytest.mark.parametrize(
-    ("size", "pieces", "next_one"), [(50257, 4, 50260), (50257, 2, 50258), (0, 4, 0), (8, 8, 8)]
-)
+@pytest.mark.parametrize(("size", "pieces", "next_one"), [(50257, 4, 50260), (50257, 2, 50258), (0, 4, 0), (8, 8, 8)])
 def test_the_next_size_that_divides(size: int, pieces: int, next_one: int):
-    assert next_size(size, pieces) == next_one
+    assert next_multiple(size, pieces) == next_one
 
 
 def test_scalars_empty_arrays_and_dimensions_of_one_are_arrays_like_others():
@@ -110,7 +108,7 @@ def test_a_mesh_of_five_axes_and_256_devices():
     ex["params.blocks.7.mlp.up.kernel"] = P(("data", "fsdp", "seq", "replica"), "model")
     leaf = ex.leaves[ex.index("params.blocks.7.mlp.up.kernel")]
     assert leaf.bytes_per_device == 8192 * 28672 * 4 // 256
-    assert copies(ex.cuts[0], ex.axes) == 256 // (8 * 2)  # data on dim 0, model on dim 2
+    assert num_replicas(ex.cuts[0], ex.axes) == 256 // (8 * 2)  # data on dim 0, model on dim 2
 
 
 def test_the_order_of_axes_in_a_dimension_is_kept():
@@ -197,7 +195,10 @@ def test_the_text_has_the_line_unbroken_and_fits_its_width():
 
 def test_names_are_printable_in_what_is_shown():
     ex = Explorer(
-        arrays_of(["w=f32[8]"], {}), {"data": 2}, place=Place(), line=Line(kept=("--name '\x1b[2J'",))
+        find_arrays(["w=f32[8]"], {}),
+        {"data": 2},
+        place=DeviceSource(),
+        line=ShardLine(other_options=("--name '\x1b[2J'",)),
     )
     assert "\x1b" not in ex.to_text(80) and "\x1b" not in ex.to_html()
 
@@ -205,4 +206,4 @@ def test_names_are_printable_in_what_is_shown():
 def test_all_devices_together_hold_the_array_as_often_as_there_are_copies():
     ex = gpt()
     for leaf, cut in zip(ex.leaves, ex.cuts, strict=True):
-        assert leaf.bytes_per_device * prod(ex.axes.values()) == leaf.bytes * copies(cut, ex.axes)
+        assert leaf.bytes_per_device * prod(ex.axes.values()) == leaf.bytes * num_replicas(cut, ex.axes)

@@ -11,17 +11,17 @@ import pytest
 from jax import lax
 from jaxlib.mlir import passmanager
 
-from jaxshard_magic.program.batching.examples import Rows, Unknown
-from jaxshard_magic.program.batching.follow import follow
-from jaxshard_magic.program.counts import Counts
+from jaxshard_magic.program.batching.batch_labels import PerExample, UnknownLabel
+from jaxshard_magic.program.batching.followed_program import follow_batch
+from jaxshard_magic.program.histograms import Histograms
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.order_states import Mixed
-from jaxshard_magic.program.orders import Orders
-from jaxshard_magic.program.permuted import follow as follow_places
-from jaxshard_magic.program.primitives.factors import Place
+from jaxshard_magic.program.permutation_equivariance import follow_permutation as follow_places
+from jaxshard_magic.program.primitives.factors import SubDimension
 from jaxshard_magic.program.primitives.primitive import Kind
 from jaxshard_magic.program.primitives.table import TABLE
 from jaxshard_magic.program.shardy import has_passes
+from jaxshard_magic.program.sort_analysis import SortAnalysis
+from jaxshard_magic.program.sort_states import UnknownOrder
 
 RANDOM = np.random.default_rng(0)
 SIZES = (1, 2, 3, 4, 6)
@@ -73,9 +73,7 @@ UNTRACED = {"expand_dims"}  # jax traces it as a broadcast or a reshape
 
 def instances(name: str, count: int):
     for _ in range(count):
-        x = jnp.arange(prod(shape := random_shape(int(RANDOM.integers(1, 5)))), dtype=jnp.float32).reshape(
-            shape
-        )
+        x = jnp.arange(prod(shape := random_shape(int(RANDOM.integers(1, 5)))), dtype=jnp.float32).reshape(shape)
         run = MAKERS[name](x)
         (e,) = Program(jax.make_jaxpr(run)(x)).equations
         assert e.name == name and e.factors is not None
@@ -86,13 +84,13 @@ def places(shape):
     """All places of a shape's dimensions, whole and cut into factors."""
     for d, size in enumerate(shape):
         for inner in (n for n in range(1, size + 1) if size % n == 0):
-            yield from (Place(d, n, inner) for n in range(2, size // inner + 1) if size // inner % n == 0)
+            yield from (SubDimension(d, n, inner) for n in range(2, size // inner + 1) if size // inner % n == 0)
 
 
-def turned(x, place: Place):
+def turned(x, place: SubDimension):
     """`x` with the numbers of its places turned round by one."""
     d = place.dim
-    apart = np.asarray(x).reshape(*x.shape[:d], -1, place.count, place.inner, *x.shape[d + 1 :])
+    apart = np.asarray(x).reshape(*x.shape[:d], -1, place.size, place.stride, *x.shape[d + 1 :])
     return np.roll(apart, 1, d + 1).reshape(x.shape)
 
 
@@ -108,20 +106,20 @@ def test_the_primitive_moves_places_as_its_factors_say(name):
     for run, x, e in instances(name, 60):
         factors = e.factors
         for place in places(x.shape):
-            moved = factors.moved(place)
+            moved = factors.map_to_result(place)
             if moved is not None:
                 known += 1
                 np.testing.assert_array_equal(run(jnp.asarray(turned(x, place))), turned(run(x), moved))
-                assert factors.inverse.moved(moved) == place
+                assert factors.inverse.map_to_result(moved) == place
         for d, size in enumerate(x.shape):
-            whole = factors.whole(d)
-            assert whole is None or (factors.moved(Place(d, size)) or Place(whole, size)) == Place(
-                whole, size
-            )
-        for d in factors.repeated:
+            whole = factors.unsplit_dim(d)
+            assert whole is None or (
+                factors.map_to_result(SubDimension(d, size)) or SubDimension(whole, size)
+            ) == SubDimension(whole, size)
+        for d in factors.repeated_dims:
             out = np.asarray(run(x))
             np.testing.assert_array_equal(out, np.roll(out, 1, d))
-        assert factors.repeats == (run(x).size != x.size)
+        assert factors.has_repeats == (run(x).size != x.size)
     assert known > 30 or name == "squeeze"
 
 
@@ -134,21 +132,19 @@ def test_a_shape_primitive_without_factors_is_unknown_and_no_reshape(monkeypatch
 
     program = Program(jax.make_jaxpr(rows)(jnp.ones((8, 6))))
     e = next(e for e in program.equations if e.name == "reshape")
-    assert follow_places(e, 0, Place(0, 8)) is None
-    assert isinstance(Orders(program).of[e.outs[0]], Mixed)
+    assert follow_places(e, 0, SubDimension(0, 8)) is None
+    assert isinstance(SortAnalysis(program).states[e.results[0]], UnknownOrder)
     halves = [Program(jax.make_jaxpr(lambda x: x.reshape(-1, 6))(jnp.ones((n, 2, 3)))) for n in (4, 8)]
-    assert isinstance(follow(*halves, {0: 0}).outputs[0], Unknown)
+    assert isinstance(follow_batch(*halves, {0: 0}).output_labels[0], UnknownLabel)
 
 
 def test_examples_do_not_lead_where_a_reshape_goes_through_other_dimensions_first():
     def relaid(order):
-        traced = (
-            jax.make_jaxpr(lambda x: lax.reshape(x, (x.size,), order))(jnp.ones((n, 3))) for n in (4, 8)
-        )
-        return follow(*map(Program, traced), {0: 0}).outputs[0]
+        traced = (jax.make_jaxpr(lambda x: lax.reshape(x, (x.size,), order))(jnp.ones((n, 3))) for n in (4, 8))
+        return follow_batch(*map(Program, traced), {0: 0}).output_labels[0]
 
-    assert relaid((0, 1)) == Rows(0)
-    assert isinstance(relaid((1, 0)), Unknown)
+    assert relaid((0, 1)) == PerExample(0)
+    assert isinstance(relaid((1, 0)), UnknownLabel)
 
 
 def test_what_is_counted_along_another_dimension_is_no_count_of_keys():
@@ -158,7 +154,7 @@ def test_what_is_counted_along_another_dimension_is_no_count_of_keys():
         return (lax.broadcast_in_dim(keys, (6, 6), (1,)) == across).sum(1)
 
     program = Program(jax.make_jaxpr(counted)(jnp.ones((6, 6))))
-    assert Counts(program).keys(program.outputs[0]) is None
+    assert Histograms(program).counted_keys(program.outputs[0]) is None
 
 
 def test_keys_of_their_own_for_each_number_are_no_keys_of_all():
@@ -167,7 +163,7 @@ def test_keys_of_their_own_for_each_number_are_no_keys_of_all():
         return (keys == lax.broadcasted_iota(keys.dtype, keys.shape, 1)).sum(0)
 
     program = Program(jax.make_jaxpr(counted)(jnp.ones((6, 4, 5))))
-    assert Counts(program).keys(program.outputs[0]) is None
+    assert Histograms(program).counted_keys(program.outputs[0]) is None
 
 
 @pytest.mark.parametrize("name", ["transpose", "reshape"])
@@ -175,7 +171,7 @@ def test_a_part_of_the_leading_dimension_is_a_part_of_the_operand(name):
     found = 0
     for run, x, e in instances(name, 60):
         for d, size in enumerate(x.shape):
-            to, out = e.factors.leading(d), np.asarray(run(x))
+            to, out = e.factors.leading_dim(d), np.asarray(run(x))
             if to is None or size == 1 or (out.shape[to] % size and size % out.shape[to]):
                 continue
             found += 1
@@ -200,17 +196,17 @@ def test_shardy_has_the_same_factors(name):
         before, after = (by_factor(text, count) for text in (old, new))
         for letter in before.keys() & after.keys():
             if count[letter] > 1:
-                assert e.factors.moved(before[letter]) == after[letter], (e.eqn, rules)
+                assert e.factors.map_to_result(before[letter]) == after[letter], (e.jaxpr_eqn, rules)
         for d, size in enumerate(x.shape):  # and what is one dimension here is one there
-            whole = e.factors.whole(d)
+            whole = e.factors.unsplit_dim(d)
             if whole is not None and size > 1:
-                assert old.split(", ")[d] == new.split(", ")[whole], (e.eqn, rules)
+                assert old.split(", ")[d] == new.split(", ")[whole], (e.jaxpr_eqn, rules)
 
 
-def by_factor(text: str, count: dict[str, int]) -> dict[str, Place]:
+def by_factor(text: str, count: dict[str, int]) -> dict[str, SubDimension]:
     """The place of each factor of a side of Shardy's rule."""
     found = {}
     for d, letters in enumerate(text.split(", ")):
         for k, letter in enumerate(letters):
-            found[letter] = Place(d, count[letter], prod(count[x] for x in letters[k + 1 :]))
+            found[letter] = SubDimension(d, count[letter], prod(count[x] for x in letters[k + 1 :]))
     return found

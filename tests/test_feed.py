@@ -14,7 +14,7 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import ShardError, feed
-from jaxshard_magic.step.given import waiting
+from jaxshard_magic.step.feed_waits import waiting_matchers
 
 
 def train_step(w, batch):
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_loop_without_and_one_program_runs(strategy, me
     want, losses = trained(plain, batches(6))
     got, others = trained(fed, feed(batches(6)))
     assert np.array_equal(got, want) and others == losses
-    assert fed.calls == 6 and len(fed._entries) == 1 and not waiting
+    assert fed.calls == 6 and len(fed._entries) == 1 and not waiting_matchers
 
 
 def test_later_batches_lie_as_the_step_has_them_and_dicts_keep_their_order():
@@ -75,7 +75,7 @@ def test_a_step_that_has_run_already_is_found_too():
     trained(step, batches(2))
     for batch in feed(batches(6), step):
         step(jnp.ones((4, 2)), batch)
-    assert isinstance(batch["x"], jax.Array) and step.waits is not None
+    assert isinstance(batch["x"], jax.Array) and step.feed_waits is not None
 
 
 def test_a_loader_that_writes_each_batch_over_the_last_gives_the_same_batches():
@@ -294,7 +294,7 @@ def three_loops(of, at_first=lambda: None, left_at=None):
 )
 def test_a_loop_comes_to_a_position_without_loading_what_is_before(made, left_at, calls):
     first = three_loops(feed(made()), left_at=left_at)
-    position = json.loads(json.dumps(first[calls - 1][1].data()))
+    position = json.loads(json.dumps(first[calls - 1][1].to_json()))
     loader = made()
     again = feed(loader)
     seen = three_loops(again, lambda: again.skip_to(position), left_at)
@@ -310,13 +310,13 @@ def test_a_step_knows_the_feed_that_gives_it_batches_and_a_loop_under_way_is_bro
     step, of = sharded(), feed(batches(4))
     for n, batch in enumerate(of):
         step(jnp.ones((4, 2)), batch)
-        assert step.fed() is of
+        assert step.feed_ref() is of
         if n == 1:
             with pytest.raises(ShardError, match="has had 2, and the position is behind 3"):
                 of.skip_to({"kind": "count", "passes": [3], "state": None})
     del of
     gc.collect()
-    assert step.fed() is None
+    assert step.feed_ref() is None
 
 
 def test_the_report_has_the_share_of_time_that_the_step_waited_for_data():

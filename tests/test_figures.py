@@ -137,9 +137,7 @@ def test_a_cpu_measures_no_chip():
 def test_memory_has_its_bar_where_its_time_is_known_and_names_are_text():
     report = attached()
     assert report.timing is not None
-    figure = replace(report, timing=replace(report.timing, memory_s=0.002, bound=None, on="<i>v5e")).figure(
-        "roofline"
-    )
+    figure = replace(report, timing=replace(report.timing, memory_s=0.002, bound=None, on="<i>v5e")).figure("roofline")
     assert bars(figure)["memory"] == 0.002
     assert figure.layout.title.text.startswith("<b>Predicted for &lt;i&gt;v5e:</b>")
 

@@ -12,7 +12,7 @@ import pytest
 from refusals import refusal
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report.written import place_for, saved
+from jaxshard_magic.report.records import writable_path, write_file
 
 
 @contextmanager
@@ -34,14 +34,14 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, there
     if there:
         path.write_text("mine")
     with no_room(100), pytest.raises(ShardError) as error:
-        saved(path, "x" * 10_000)
+        write_file(path, "x" * 10_000)
     assert str(error.value) == f"{path} can't be written: File too large"
     assert [f.read_text() for f in tmp_path.iterdir()] == ["mine"] * there
 
 
 def test_a_device_that_is_full_is_one_line():
     with pytest.raises(ShardError, match=r"^/dev/full can't be written: No space left on device$"):
-        saved("/dev/full", "x" * 10_000)
+        write_file("/dev/full", "x" * 10_000)
 
 
 def test_a_new_file_has_the_rights_of_any_and_an_old_one_keeps_its_own(tmp_path: Path):
@@ -50,21 +50,21 @@ def test_a_new_file_has_the_rights_of_any_and_an_old_one_keeps_its_own(tmp_path:
     old.chmod(0o640)
     plain.write_text("")
     for path in (old, new):
-        assert saved(path, "é\udc80").read_bytes() == "é?".encode()
+        assert write_file(path, "é\udc80").read_bytes() == "é?".encode()
     rights = [stat.S_IMODE(path.stat().st_mode) for path in (old, new)]
     assert rights == [0o640, stat.S_IMODE(plain.stat().st_mode)]
 
 
 def test_a_path_that_is_none_is_one_line(tmp_path: Path):
     for path in (tmp_path / "a\0b", tmp_path / ("x" * 300), tmp_path):
-        refusal(saved, path, "")
+        refusal(write_file, path, "")
 
 
 def test_the_home_folder_and_a_link_are_what_they_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     os.symlink(tmp_path / "new", tmp_path / "link")
-    assert place_for("~/link") == tmp_path / "link"
+    assert writable_path("~/link") == tmp_path / "link"
     with pytest.raises(ShardError, match="is there already"):
-        place_for("~/link", over=False)
-    saved("~/link", "text")
+        writable_path("~/link", overwrite=False)
+    write_file("~/link", "text")
     assert (tmp_path / "new").read_text() == "text" and (tmp_path / "link").is_symlink()

@@ -28,15 +28,13 @@ def refusing() -> Iterator[str]:
         for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef):
                 own = [n for n in ast.walk(function) if isinstance(n, ast.Call) and _has_own_fix(n)]
-                inner = [
-                    f for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function
-                ]
+                inner = [f for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function]
                 if any(not any(call in ast.walk(f) for f in inner) for call in own):
                     yield f"{module}.{function.name}"
 
 
 def _has_own_fix(call: ast.Call) -> bool:
-    if ast.unparse(call.func) not in ("ShardError", "Unkept"):
+    if ast.unparse(call.func) not in ("ShardError", "HistoryError"):
         return False
     return any(k.arg == "fix" and not ast.unparse(k.value).endswith(".fix") for k in call.keywords)
 

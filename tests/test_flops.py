@@ -12,27 +12,27 @@ from theory import flops as theory
 from theory.steps import STEPS
 from thinned import thinned
 
-from jaxshard_magic.program.flops import Work, counted, parts, totals, unseen
+from jaxshard_magic.program.flatten_call import flatten_call
+from jaxshard_magic.program.flops import Work, count_work, num_shards, total_work, uncounted_primitives
 from jaxshard_magic.program.flow import Flow
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.peel import peel
-from jaxshard_magic.program.phases import phases
+from jaxshard_magic.program.phases import equation_phases
 from jaxshard_magic.program.trace import trace
-from jaxshard_magic.program.unwrap import strip
+from jaxshard_magic.program.unwrap import unwrap_step
 
 X, W = jnp.ones((8, 4)), jnp.ones((4, 4))
 ONCE = 2 * 8 * 4 * 4  # of X @ W
 
 
 def program(f: Callable, *args: Any, **kwargs: Any) -> Program:
-    peeled = peel(strip(f), args, kwargs)
+    peeled = flatten_call(unwrap_step(f), args, kwargs)
     paths = [path for path, _, _ in peeled.inputs]
-    return Program(trace(lambda *xs: peeled.fun(*xs)[:2], peeled.leaves, paths).closed)
+    return Program(trace(lambda *xs: peeled.flat_function(*xs)[:2], peeled.leaves, paths).closed)
 
 
 def works(f: Callable, *args: Any) -> tuple[Work, ...]:
     found = program(f, *args)
-    return counted(found, Flow(found))
+    return count_work(found, Flow(found))
 
 
 def by_xla(f: Callable, *args: Any) -> float:
@@ -44,7 +44,7 @@ def by_xla(f: Callable, *args: Any) -> float:
 @pytest.mark.parametrize("name", thinned(STEPS, [*STEPS][::3]))
 def test_a_step_has_the_flops_derived_by_hand(name):
     call, want = STEPS[name](), theory.STEPS[name]
-    got = totals(works(call.step, call.state, call.batch))
+    got = total_work(works(call.step, call.state, call.batch))
     assert got.by_phase == {"forward": want.forward, "backward": want.backward, "update": 0}
     assert got.recomputed == want.recomputed
     assert got.by_dtype == {"float32": got.flops}
@@ -57,7 +57,7 @@ def test_an_inner_layer_costs_twice_as_much_backward_as_forward():
             x = jnp.tanh(x @ w)
         return x.sum()
 
-    got = totals(works(jax.grad(loss), [W] * 3, X)).by_phase
+    got = total_work(works(jax.grad(loss), [W] * 3, X)).by_phase
     assert got == {"forward": 3 * ONCE, "backward": (1 + 2 + 2) * ONCE, "update": 0}
 
 
@@ -98,9 +98,9 @@ def test_a_convolution_and_its_gradients_have_as_many_flops_as_xla_counts(name):
 
     x, w = jnp.ones(image or (4, 9, 11, 6)), jnp.ones(window)
     g = jnp.ones(jax.eval_shape(conv, x, w).shape)
-    once = totals(works(conv, x, w)).flops
+    once = total_work(works(conv, x, w)).flops
     assert once == by_xla(conv, x, w)
-    assert totals(works(gradients, x, w, g)).flops == by_xla(gradients, x, w, g) == 2 * once
+    assert total_work(works(gradients, x, w, g)).flops == by_xla(gradients, x, w, g) == 2 * once
 
 
 def normal(*shape: int) -> jax.ShapeDtypeStruct:
@@ -169,7 +169,7 @@ def test_of_wide_layers_xla_counts_less_than_one_percent_more(name):
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
     found = Program(jax.make_jaxpr(step)(params, x))
-    flops = totals(counted(found, Flow(found))).flops
+    flops = total_work(count_work(found, Flow(found))).flops
     assert flops < by_xla(step, params, x) < 1.01 * flops
 
 
@@ -213,8 +213,8 @@ def test_the_scales_of_a_scaled_product_are_read_and_not_multiplied_by():
     narrow, scale = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
     shapes = [((4, 64), narrow), ((64, 8), narrow), ((4, 2), scale), ((2, 8), scale)]
     found = Program(jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(*s) for s in shapes)))
-    (got,) = counted(found, Flow(found))
-    out = found.avals[found.top.equations[got.equation].outs[0]].dtype.itemsize
+    (got,) = count_work(found, Flow(found))
+    out = found.avals[found.top.equations[got.equation].results[0]].dtype.itemsize
     assert (got.flops, got.dtype) == (2 * 4 * 64 * 8, "float8_e4m3fn")
     assert got.bytes == 4 * 64 + 64 * 8 + 4 * 2 + 2 * 8 + out * 4 * 8
 
@@ -238,7 +238,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_not_exact():
 
     got = works(f, X, W)
     assert [(w.flops, w.exact) for w in got] == [(ONCE, False)] * 3 + [(ONCE, True)]
-    assert not totals(got).exact
+    assert not total_work(got).exact
 
 
 def test_of_branches_the_one_with_most_flops_counts():
@@ -270,7 +270,7 @@ def layers(x, w):
 
 
 def recomputed(f: Callable) -> int:
-    return totals(works(jax.grad(lambda w: f(X, w).sum()), W)).recomputed
+    return total_work(works(jax.grad(lambda w: f(X, w).sum()), W)).recomputed
 
 
 def test_remat_recomputes_the_products_that_it_does_not_keep():
@@ -303,12 +303,12 @@ times.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, g: (g @ kept[1].T, kept[
 
 
 def test_what_a_custom_rule_computes_backward_is_of_the_backward_pass():
-    got = totals(works(jax.grad(lambda x, w: (times(x, w) ** 2).sum(), argnums=(0, 1)), X, W)).by_phase
+    got = total_work(works(jax.grad(lambda x, w: (times(x, w) ** 2).sum(), argnums=(0, 1)), X, W)).by_phase
     assert got == {"forward": ONCE, "backward": 2 * ONCE, "update": 0}
 
 
 def test_a_step_without_gradient_calls_is_forward_as_a_whole():
-    got = totals(works(lambda x, w: w - x.T @ (x @ w), X, W)).by_phase
+    got = total_work(works(lambda x, w: w - x.T @ (x @ w), X, W)).by_phase
     assert got == {"forward": 2 * ONCE, "backward": 0, "update": 0}
 
 
@@ -323,7 +323,7 @@ def test_products_with_an_accumulated_gradient_are_of_the_update():
         clipped = total / jnp.maximum(1.0, jnp.linalg.norm(total))
         return w - clipped @ clipped.T @ clipped
 
-    got = totals(works(step, W, jnp.ones((6, 8, 4)))).by_phase
+    got = total_work(works(step, W, jnp.ones((6, 8, 4)))).by_phase
     assert got == {"forward": 6 * ONCE, "backward": 6 * ONCE, "update": 2 * 2 * 4**3}
 
 
@@ -331,11 +331,11 @@ def test_work_is_divided_by_each_mesh_axis_once():
     found = program(lambda x, w: x @ w, X, W)
     (e,) = (e for e in found.equations if e.name == "dot_general")
     sizes = {"data": 4, "model": 2, "pipe": 3}
-    x, w, out = *e.ins, e.outs[0]
+    x, w, out = *e.operands, e.results[0]
 
     def over(**axes):
         spec = {x: axes.get("x"), w: axes.get("w"), out: axes.get("out")}
-        return parts(e, lambda v: spec[v] or [(), ()], sizes)
+        return num_shards(e, lambda v: spec[v] or [(), ()], sizes)
 
     assert over() == 1
     assert over(x=[("data",), ()], out=[("data",), ()]) == 4
@@ -347,8 +347,8 @@ def test_what_cannot_be_seen_is_named():
     def f(x, w):
         return jnp.linalg.cholesky(x.T @ x + w), jnp.fft.fft(x), jax.pure_callback(lambda x: x, x, x)
 
-    assert unseen(program(f, X, W)) == ("cholesky", "fft", "pure_callback")
-    assert unseen(program(layers, X, W)) == ()
+    assert uncounted_primitives(program(f, X, W)) == ("cholesky", "fft", "pure_callback")
+    assert uncounted_primitives(program(layers, X, W)) == ()
 
 
 @pytest.mark.full
@@ -357,8 +357,8 @@ def test_every_step_is_counted_and_each_equation_has_a_phase(name):
     call = zoo.STEPS[name].make()
     found = program(call.fn, *call.args, **call.kwargs)
     flow = Flow(found)
-    got = totals(counted(found, flow))
-    assert phases(found, flow).keys() == set(range(len(found.equations)))
+    got = total_work(count_work(found, flow))
+    assert equation_phases(found, flow).keys() == set(range(len(found.equations)))
     assert got.flops > 0 or name == "matrix_factors"  # two tables, looked up
     assert 0 <= got.recomputed <= got.by_phase["backward"]
     assert sum(got.by_phase.values()) == sum(got.by_dtype.values()) == got.flops
@@ -370,7 +370,7 @@ def gradient(x, w):
 
 
 def test_a_loop_of_steps_has_the_phases_of_one():
-    got = totals(works(lambda w, xs: lax.scan(lambda w, x: (w - gradient(x, w), None), w, xs)[0], W, X[None]))
+    got = total_work(works(lambda w, xs: lax.scan(lambda w, x: (w - gradient(x, w), None), w, xs)[0], W, X[None]))
     assert got.by_phase == {"forward": ONCE, "backward": ONCE, "update": 0}
 
 
@@ -389,11 +389,9 @@ def test_what_only_the_update_reads_is_of_the_update():
         return w - rate * gradient(x, w), count + 1, loss
 
     found = program(step, W, jnp.float32(1), X)
-    told = phases(found, Flow(found))
+    told = equation_phases(found, Flow(found))
     assert {told[e.index] for e in found.equations if e.name == "pow"} == {"update"}
     plain = {
-        told[e.index]
-        for e in found.equations
-        if e.primitive.product and not str(e.eqn.source_info.name_stack)
+        told[e.index] for e in found.equations if e.primitive.is_product and not str(e.jaxpr_eqn.source_info.name_stack)
     }
     assert plain == {"forward"}

@@ -7,7 +7,7 @@ from followed import KEY, MEAN, ROW, B, W, X, Y, case, check, normal, squares
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxshard_magic.program.batching.examples import Constant, Rows, Sum, Unknown
+from jaxshard_magic.program.batching.batch_labels import Constant, ExampleSum, PerExample, UnknownLabel
 
 TIMES = normal(4, 7, B, 5)  # time first
 
@@ -23,7 +23,7 @@ def test_an_rnn_over_time_with_the_batch_second():
 
     params = {"u": normal(5, 4, 4), "w": W}
     # Without XLA's fusion emitters tanh is another approximation where fewer rows than a vector's are left: 3e-6 off.
-    check(case(loss, params, TIMES, dims=(1,)), MEAN, ROW, Rows(1), ROW, rtol=1e-4)
+    check(case(loss, params, TIMES, dims=(1,)), MEAN, ROW, PerExample(1), ROW, rtol=1e-4)
 
 
 def test_a_loss_summed_from_step_to_step():
@@ -31,12 +31,10 @@ def test_a_loss_summed_from_step_to_step():
         total, _ = lax.scan(lambda c, x: (0.5 * c + squares(w, x).sum(), None), start, xs)
         return total
 
-    check(case(lambda w, xs: loss(w, xs, 0.0), W, TIMES, dims=(1,)), Sum())
-    check(case(lambda w, xs: loss(w, xs, 2.0), W, TIMES, dims=(1,)), Sum())
-    counted = case(
-        lambda w, xs: lax.scan(lambda c, x: (c + (x > w[0, 0]).sum(), None), 0, xs)[0], W, TIMES, dims=(1,)
-    )
-    check(counted, Sum())
+    check(case(lambda w, xs: loss(w, xs, 0.0), W, TIMES, dims=(1,)), ExampleSum())
+    check(case(lambda w, xs: loss(w, xs, 2.0), W, TIMES, dims=(1,)), ExampleSum())
+    counted = case(lambda w, xs: lax.scan(lambda c, x: (c + (x > w[0, 0]).sum(), None), 0, xs)[0], W, TIMES, dims=(1,))
+    check(counted, ExampleSum())
 
 
 def test_loops_in_loops_over_remat_layers():
@@ -56,7 +54,7 @@ def test_a_while_loop_that_asks_for_the_examples_is_unknown():
         return lax.while_loop(lambda h: (h**2).sum() > 1, lambda h: h / 2, x @ w).mean()
 
     made = case(loss, W, X)
-    check(made, Unknown(made.followed.causes[0]))
+    check(made, UnknownLabel(made.followed.unknown_causes[0]))
 
 
 def test_branches_that_agree_and_branches_that_do_not():
@@ -70,7 +68,7 @@ def test_branches_that_agree_and_branches_that_do_not():
         )
 
     made = case(loss, {"on": jnp.float32(1), "w": W}, X)
-    check(made, MEAN, Sum(), Unknown(made.followed.causes[0]))
+    check(made, MEAN, ExampleSum(), UnknownLabel(made.followed.unknown_causes[0]))
 
 
 def test_losses_under_vmap():
@@ -81,7 +79,7 @@ def test_losses_under_vmap():
         return jax.vmap(one, (None, 0, 0))(w, x, y).mean()
 
     check(case(loss, W, X, Y), MEAN)
-    check(case(lambda w, x: jax.vmap(lambda a: squares(w, a), 1, 1)(x), W, X.T, dims=(1,)), Rows(1))
+    check(case(lambda w, x: jax.vmap(lambda a: squares(w, a), 1, 1)(x), W, X.T, dims=(1,)), PerExample(1))
 
 
 def test_attention():
@@ -116,7 +114,7 @@ def test_einsum_with_the_batch_in_the_middle():
             jnp.einsum("tbd,sbd->ts", x, x),
         )
 
-    check(case(loss, W, TIMES, dims=(1,)), Rows(2), Rows(2), Sum())
+    check(case(loss, W, TIMES, dims=(1,)), PerExample(2), PerExample(2), ExampleSum())
 
 
 def test_tables_looked_up_and_added_into():
@@ -126,7 +124,7 @@ def test_tables_looked_up_and_added_into():
         sums = jax.ops.segment_sum(found, y, 4) + 0.5
         return (found**2).mean(), found, counts, sums, jax.nn.one_hot(y, 4)
 
-    check(case(loss, normal(3, 4, 6), Y), MEAN, ROW, Sum(), Sum(), ROW)
+    check(case(loss, normal(3, 4, 6), Y), MEAN, ROW, ExampleSum(), ExampleSum(), ROW)
 
 
 def test_own_rows_named_by_their_numbers():
@@ -156,7 +154,7 @@ def test_rows_repeated_cut_and_put_side_by_side():
 
 def test_numbers_of_rows_used_otherwise_are_unknown():
     made = case(lambda w, x: ((x @ w).sum(-1) * jnp.arange(len(x))).mean(), W, X)
-    check(made, Unknown(made.followed.causes[0]))
+    check(made, UnknownLabel(made.followed.unknown_causes[0]))
 
 
 def test_dropout_draws_are_the_rows_of_the_whole_batchs_draw():
@@ -167,7 +165,7 @@ def test_dropout_draws_are_the_rows_of_the_whole_batchs_draw():
 
     made = case(loss, W, X)
     check(made, MEAN, ROW, Constant())
-    assert sorted(made.followed.draws.values()) == [0, 0]
+    assert sorted(made.followed.draw_dims.values()) == [0, 0]
 
 
 @pytest.mark.ci
@@ -179,7 +177,7 @@ def test_gamma_draws_with_one_key_depend_on_all_examples():
         keys = jax.random.split(KEY, len(x))
         return ((x @ w).sum(1) * jax.vmap(lambda k: jax.random.gamma(k, 2.0))(keys)).mean()
 
-    assert isinstance(case(one, W, X).labels[0], Unknown)
+    assert isinstance(case(one, W, X).labels[0], UnknownLabel)
     check(case(each, W, X), MEAN)
 
 
@@ -203,7 +201,7 @@ def test_sorting_and_running_sums_along_another_dimension():
         W,
         X,
     )
-    assert all(isinstance(x, Unknown) and x.cause in along.followed.causes for x in along.labels)
+    assert all(isinstance(x, UnknownLabel) and x.cause in along.followed.unknown_causes for x in along.labels)
 
 
 def test_custom_derivatives():
@@ -226,7 +224,7 @@ def test_what_cannot_be_scaled_inside_a_custom_derivative_is_unknown():
         return squares(w, x).sum() + (w**2).sum()
 
     loss.defjvp(lambda p, t: (loss(*p), t[0].sum()))
-    assert isinstance(case(loss, W, X).labels[0], Unknown)
+    assert isinstance(case(loss, W, X).labels[0], UnknownLabel)
 
 
 def test_low_precision_and_casts():
@@ -256,4 +254,4 @@ def test_matrices_of_each_example():
             jnp.fft.rfft(x),
         )
 
-    check(case(loss, W, normal(9, B, 4, 5)), Sum(), ROW, ROW)
+    check(case(loss, W, normal(9, B, 4, 5)), ExampleSum(), ROW, ROW)

@@ -100,9 +100,7 @@ def test_devices_say_whether_they_are_real():
     assert devices_text(mesh({"data": 8}, "simulated")) == "8 simulated CPU devices"
     assert devices_text(mesh({"data": 1}, "simulated")) == "1 simulated CPU device"
     assert devices_text(mesh({"data": 8})) == "8 \u00d7 TPU v5 lite, attached"
-    assert (
-        devices_text(mesh({"data": 8}, "topology")) == "8 \u00d7 TPU v5 lite, not attached: compiled, not run"
-    )
+    assert devices_text(mesh({"data": 8}, "topology")) == "8 \u00d7 TPU v5 lite, not attached: compiled, not run"
     assert devices_text(mesh({"data": 8}, processes=2)) == "8 \u00d7 TPU v5 lite on 2 hosts, attached"
 
 
@@ -115,8 +113,7 @@ def test_options_are_written_as_they_are_typed():
         "specs": None,
     }
     assert (
-        options_text(replace(attached(), options=options))
-        == """--precision bf16 --rule ".*w=P('model')" --dry-run"""
+        options_text(replace(attached(), options=options)) == """--precision bf16 --rule ".*w=P('model')" --dry-run"""
     )
 
 

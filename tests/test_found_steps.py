@@ -174,9 +174,7 @@ CELLS = {
 @pytest.fixture
 def end(given):
     """The state after three plain steps."""
-    given.run(
-        STEP + "end = state\nfor _ in range(3):\n    end, loss = train_step(end, batch)\ndel train_step"
-    )
+    given.run(STEP + "end = state\nfor _ in range(3):\n    end, loss = train_step(end, batch)\ndel train_step")
     return {name: np.asarray(value) for name, value in given["end"].items()}
 
 
@@ -251,9 +249,7 @@ def test_nested_steps_and_methods_are_compared_and_chosen(given):
 
 def test_a_step_of_a_module_that_its_own_loop_calls(given, end, tmp_path, monkeypatch):
     text = "import jax, jax.numpy as jnp\n" + GIVEN.split("\n\n")[-1] + UPDATE
-    text += (
-        "\ndef fit(state, batch):" + indented(LOOP.replace("train_step", "update")) + "\n    return state\n"
-    )
+    text += "\ndef fit(state, batch):" + indented(LOOP.replace("train_step", "update")) + "\n    return state\n"
     (tmp_path / "my_loops.py").write_text(text.replace("):    for", "):\n    for"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_loops", raising=False)
@@ -266,9 +262,7 @@ def test_a_step_of_a_module_that_its_own_loop_calls(given, end, tmp_path, monkey
 def test_a_step_inside_a_function_of_an_earlier_cell_is_one_line(given, capsys):
     given.run(main(UPDATE, "update", ""))
     said = one_line(given, capsys, "%%shard dp\nmain()")
-    assert said.startswith(
-        "update is bound inside main, which this cell does not define: write %%shard above the cell"
-    )
+    assert said.startswith("update is bound inside main, which this cell does not define: write %%shard above the cell")
 
 
 def test_async_and_generator_steps_are_one_line_and_no_older_report(given, capsys):

@@ -12,7 +12,7 @@ from fuzz.programs import Input, Operation, Program, Type
 from fuzz.run import Judge, faults
 from fuzz.shrink import shrink
 
-from jaxshard_magic.strategies import fsdp, hold
+from jaxshard_magic.strategies import fsdp, sharded_lowering
 
 TODAY = int(time.strftime("%Y%m%d")) * 1000  # the first seed
 SEVERAL = 10  # programs that say something of all of them
@@ -33,13 +33,13 @@ SMALL = Program(
 
 def wrong_number(monkeypatch: pytest.MonkeyPatch, primitive: str, factor: float) -> None:
     """Make sharded steps multiply what a primitive gives by `factor`."""
-    right = hold.bind_mended
+    right = sharded_lowering.bind_with_workaround
 
     def bind_mended(e, values, divided, **more):
         made = right(e, values, divided, **more)
         return [x * factor for x in made] if e.name == primitive else made
 
-    monkeypatch.setattr(hold, "bind_mended", bind_mended)
+    monkeypatch.setattr(sharded_lowering, "bind_with_workaround", bind_mended)
 
 
 def test_a_step_without_a_fault_has_the_plain_numbers():
@@ -55,7 +55,7 @@ def test_a_planted_wrong_number_is_found_and_made_short(monkeypatch):
 
 
 def test_an_error_that_is_no_refusal_is_a_fault(monkeypatch):
-    monkeypatch.setattr(hold, "bind_mended", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sharded_lowering, "bind_with_workaround", lambda *_, **__: 1 / 0)
     found = outcome(SMALL, "fsdp")
     assert found.fault
     assert "ZeroDivisionError" in found.told
@@ -70,7 +70,7 @@ def test_a_step_whose_own_numbers_jump_is_no_evidence(monkeypatch):
 
 def test_the_printed_program_shows_the_failure_by_itself(monkeypatch, capsys):
     wrong_number(monkeypatch, "rev", 1.5)
-    monkeypatch.setattr(fsdp, "SMALL", fsdp.SMALL)  # the program sets it for good
+    monkeypatch.setattr(fsdp, "MIN_GATHERED_ELEMENTS", fsdp.MIN_GATHERED_ELEMENTS)  # the program sets it for good
     space: dict = {"__name__": "__main__"}
     exec(SMALL.script("dp", MESHES["dp"], ("np",)), space)
     assert float(capsys.readouterr().out.split("[")[1].split(",")[0]) > 0.01  # the loss
@@ -97,9 +97,7 @@ def test_programs_hold_every_kind_of_operation():
         "cond",
         "pmean",
     )
-    assert [
-        k for k in (*kinds, "checkpoint", "own_", "random", "bfloat16", "int32", "vmap") if k not in text
-    ] == []
+    assert [k for k in (*kinds, "checkpoint", "own_", "random", "bfloat16", "int32", "vmap") if k not in text] == []
     assert len(OPERATIONS) >= 20
 
 

@@ -45,9 +45,7 @@ def test_a_model_has_as_many_parameters_as_was_published(model):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "model", thinned([name for name in CALLS if not name.startswith("Llama")], ("GPT-2 medium",))
-)
+@pytest.mark.parametrize("model", thinned([name for name in CALLS if not name.startswith("Llama")], ("GPT-2 medium",)))
 def test_a_step_gives_back_a_state_of_the_shapes_that_it_took_and_a_loss(model):
     call = CALLS[model]()
     static = tuple(i for i, arg in enumerate(call.args) if isinstance(arg, bool))
@@ -59,9 +57,7 @@ def test_a_step_gives_back_a_state_of_the_shapes_that_it_took_and_a_loss(model):
         assert jax.tree.leaves(shapes[0]) == jax.tree.leaves(shapes[1])
 
 
-ROW = Row(
-    "gpt2-medium", "GPT-2 medium", 354_871_296, "96 texts", "a100-40:8", "dp", line='dp --mesh "data=8"'
-)
+ROW = Row("gpt2-medium", "GPT-2 medium", 354_871_296, "96 texts", "a100-40:8", "dp", line='dp --mesh "data=8"')
 
 
 def test_what_is_not_known_of_a_row_is_a_dash():

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from jaxshard_magic.program.garbage import uncollected
-from jaxshard_magic.temporary import within
+from jaxshard_magic.program.gc_pause import gc_paused
+from jaxshard_magic.temporary import run_in_context
 
 
 @pytest.fixture(autouse=True)
@@ -18,19 +18,19 @@ def as_it_was():
 
 
 def test_collection_goes_on_after_a_function_that_held_it_off():
-    assert within(uncollected)(gc.isenabled)() is False
+    assert run_in_context(gc_paused)(gc.isenabled)() is False
     assert gc.isenabled()
 
 
 def test_collection_goes_on_after_an_error():
-    with pytest.raises(KeyError), uncollected():
+    with pytest.raises(KeyError), gc_paused():
         raise KeyError
     assert gc.isenabled()
 
 
 def test_whoever_switched_collection_off_keeps_it_off():
     gc.disable()
-    with uncollected():
+    with gc_paused():
         assert not gc.isenabled()
     assert not gc.isenabled()
 
@@ -39,14 +39,14 @@ def test_one_thread_that_ends_does_not_let_it_go_on_for_another():
     inside, leave = threading.Event(), threading.Event()
 
     def held():
-        with uncollected():
+        with gc_paused():
             inside.set()
             leave.wait(60)
 
     other = threading.Thread(target=held)
     other.start()
     inside.wait(60)
-    with uncollected():
+    with gc_paused():
         leave.set()
         other.join()
         assert not gc.isenabled()

@@ -14,9 +14,9 @@ from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
-from jaxshard_magic.hosts.rescued import Rescued
-from jaxshard_magic.program.arrays import plain_tree
-from jaxshard_magic.step.gathered import gathered
+from jaxshard_magic.hosts.plain_values import PlainValues
+from jaxshard_magic.program.arrays import to_plain_tree
+from jaxshard_magic.step.gather_state import gather_state
 
 Pair = namedtuple("Pair", "first second")
 
@@ -75,7 +75,7 @@ NAMES += ["list", "pair", "nothing", "number"]
 @pytest.mark.parametrize("name", NAMES)
 def test_any_tree_is_gathered_on_one_device_and_keeps_its_kind_and_values(spread: dict[str, Any], name: str):
     before = [np.asarray(_bits(x)) for x in _arrays(spread[name])]
-    whole = gathered([spread[name]], jax.devices()[0])
+    whole = gather_state([spread[name]], jax.devices()[0])
     assert type(whole) is type(spread[name])
     after = _arrays(whole)
     assert all(x.devices() == {jax.devices()[0]} for x in after)
@@ -85,15 +85,15 @@ def test_any_tree_is_gathered_on_one_device_and_keeps_its_kind_and_values(spread
 def test_an_nnx_state_is_gathered_beside_its_module_and_a_module_in_place(spread: dict[str, Any]):
     net = Net(nnx.Rngs(0))
     state = nnx.state(net)
-    other = gathered([state], jax.devices()[1])
+    other = gather_state([state], jax.devices()[1])
     assert {d for x in jax.tree.leaves(other) for d in x.devices()} == {jax.devices()[1]}
     assert jax.devices()[1] not in {d for x in jax.tree.leaves(nnx.state(net)) for d in x.devices()}
-    assert gathered([net], jax.devices()[1]) is net and net.a.kernel[...].devices() == {jax.devices()[1]}
+    assert gather_state([net], jax.devices()[1]) is net and net.a.kernel[...].devices() == {jax.devices()[1]}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_host_holds_is_read_into_plain_containers(spread: dict[str, Any], name: str):
-    found = Rescued().value(spread[name], name)
+    found = PlainValues().convert(spread[name], name)
     plain: Any = (dict, list, tuple, np.ndarray, np.generic, int, float, str, type(None))
     assert all(isinstance(x, plain) for x in jax.tree.leaves(found, is_leaf=lambda x: x is None))
     own = sorted(np.asarray(_bits(x)).tobytes() for x in _arrays(spread[name]))
@@ -105,28 +105,28 @@ def test_what_a_host_holds_is_read_into_plain_containers(spread: dict[str, Any],
 def test_what_is_no_array_is_left_and_named_and_a_circle_ends():
     holder = Holder(w=jnp.ones(2), lock=threading.Lock(), parts=[Holder(n=1, text="a")])
     holder.own = holder
-    rescued = Rescued()
-    found = rescued.value(holder, "trainer")
+    rescued = PlainValues()
+    found = rescued.convert(holder, "trainer")
     assert found["w"].tolist() == [1, 1] and found["parts"] == [{"n": 1, "text": "a"}]
-    assert rescued.without == ["trainer.lock", "trainer.own"] and not rescued.keys
+    assert rescued.omitted_paths == ["trainer.lock", "trainer.own"] and not rescued.has_keys
 
 
 def test_named_tuples_of_packages_stay_and_those_of_a_notebook_are_dicts():
     adam = optax.adam(0.1).init({"w": jnp.ones(2)})
-    found = Rescued().value(adam, "adam")
+    found = PlainValues().convert(adam, "adam")
     assert type(found[0]) is type(adam[0]) and found[0].mu["w"].tolist() == [0, 0]
     own = type("Own", (Pair,), {"__module__": "__main__"})
-    assert Rescued().value(own(jnp.ones(1), 2), "own") == {"first": np.ones(1), "second": 2}
+    assert PlainValues().convert(own(jnp.ones(1), 2), "own") == {"first": np.ones(1), "second": 2}
 
 
 def test_of_typed_keys_the_numbers_are_read_and_that_is_told():
-    rescued, key = Rescued(), jax.random.key(7)
-    found = rescued.value({"key": key}, "state")
-    assert rescued.keys and jax.random.wrap_key_data(found["key"]) == key
+    rescued, key = PlainValues(), jax.random.key(7)
+    found = rescued.convert({"key": key}, "state")
+    assert rescued.has_keys and jax.random.wrap_key_data(found["key"]) == key
 
 
 def _arrays(tree: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(plain_tree(tree)) if isinstance(x, jax.Array)]
+    return [x for x in jax.tree.leaves(to_plain_tree(tree)) if isinstance(x, jax.Array)]
 
 
 def _bits(x: Any) -> Any:

@@ -11,11 +11,12 @@ from jax.sharding import PartitionSpec as P
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.comparing.sketch import collective
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.report import Collective
+from jaxshard_magic.search.plan_estimate import to_report_collective
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 from jaxshard_magic.targets import compiler_of, gathers
-from jaxshard_magic.targets.gathers import Step, way
+from jaxshard_magic.targets.gathers import CollectiveStep, plan_gather
 
 on_tpus = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 AG, AR, RS = "all-gather", "all-reduce", "reduce-scatter"
@@ -31,7 +32,7 @@ def _asked_anew(tmp_path, monkeypatch):
 
 def forget() -> None:
     """What this process has asked; the folder of the cache has it still."""
-    way.cache_clear()
+    plan_gather.cache_clear()
     gathers._answer.cache_clear()
 
 
@@ -42,9 +43,9 @@ def forced(monkeypatch):
     monkeypatch.setattr(gathers, "_stays", lambda mesh, steps, scatters: len(steps) > 1)
 
 
-def planned(step) -> Hold:
+def planned(step) -> ShardedLowering:
     run = step.entry.plan.run
-    assert isinstance(run, Hold)
+    assert isinstance(run, ShardedLowering)
     return run
 
 
@@ -104,7 +105,7 @@ def counted(moves):
     counts = Counter()
     for m in moves:
         if m.bytes > 1024:
-            counts[m.kind, m.group_size, m.apart, m.bytes] += m.count
+            counts[m.kind, m.group_size, m.apart if isinstance(m, Collective) else m.stride, m.bytes] += m.count
     return counts
 
 
@@ -119,7 +120,7 @@ def test_in_steps_each_weight_is_sent_once_and_the_plan_says_so(forced):
     gathered = {(AG, 2, 1, size // 4): 2 * each, (AG, 4, 2, size): 2 * each}
     scattered = {(RS, 4, 2, size): each, (RS, 2, 1, size // 4): each}
     assert counted(step.report().collectives or ()) == {**gathered, **scattered}
-    assert counted(traffic(planned(step))) == {**gathered, **scattered}
+    assert counted(planned_collectives(planned(step))) == {**gathered, **scattered}
     assert sent(m for m in step.report().collectives or () if m.bytes > 1024) == 3 * each * size * 7 // 8
 
 
@@ -134,7 +135,7 @@ def test_where_no_steps_are_known_the_plan_has_the_all_reduce_and_the_report_war
     monkeypatch.setattr(gathers, "_stays", lambda mesh, steps, scatters: False)
     step, got, want = trained("mlp", "fsdp", "cpu:8 data=8")
     same(got, want)
-    assert {m.kind for m in traffic(planned(step)) if m.bytes > 1024} == {AR}
+    assert {m.kind for m in planned_collectives(planned(step)) if m.bytes > 1024} == {AR}
     assert [a.level for a in step.report().advice if a.code == "gathers-reduced"] == ["warning"]
 
 
@@ -146,9 +147,9 @@ def test_nothing_is_written_in_steps_where_the_compiler_gathers():
 
 def test_groups_of_far_and_of_near_devices():
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
-    assert Step(("data",), 8).groups(mesh) is None
-    assert Step(("data",), 2).groups(mesh) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert Step(("data",), 4, 2).groups(mesh) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert CollectiveStep(("data",), 8).groups(mesh) is None
+    assert CollectiveStep(("data",), 2).groups(mesh) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert CollectiveStep(("data",), 4, 2).groups(mesh) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 # The compilers' own word
@@ -168,35 +169,35 @@ def test_groups_of_far_and_of_near_devices():
     ],
 )
 def test_gathers_take_steps_over_a_whole_cube_alone(mesh, steps):
-    assert [(s.size, s.apart) for s in way(jaxshard_magic.mesh(mesh), ("data",)).steps] == steps
+    assert [(s.size, s.stride) for s in plan_gather(jaxshard_magic.mesh(mesh), ("data",)).steps] == steps
 
 
 @on_tpus
 def test_one_sum_scattered_over_a_plane_is_an_all_reduce_and_over_a_ring_is_not():
-    assert len(way(jaxshard_magic.mesh("v5e:4x4 data=16"), ("data",), scatters=True).steps) == 2
-    assert len(way(jaxshard_magic.mesh("v5e:2x4 data=8"), ("data",), scatters=True).steps) == 1
+    assert len(plan_gather(jaxshard_magic.mesh("v5e:4x4 data=16"), ("data",), scatters=True).steps) == 2
+    assert len(plan_gather(jaxshard_magic.mesh("v5e:2x4 data=8"), ("data",), scatters=True).steps) == 1
 
 
 @on_tpus
 def test_what_the_compiler_said_of_a_slice_is_not_asked_again(monkeypatch):
     mesh = jaxshard_magic.mesh("v5p:4x4x4 data=64")
-    found = way(mesh, ("data",))
+    found = plan_gather(mesh, ("data",))
     forget()
     monkeypatch.setattr(type(compiler_of(gathers.target_of(mesh))), "compile", None)
-    assert way(mesh, ("data",)) == found
+    assert plan_gather(mesh, ("data",)) == found
 
 
 @on_tpus
 @pytest.mark.parametrize("kept", ["here", "in the cache's folder"])
 def test_the_same_devices_under_axes_of_other_names_are_one_question(monkeypatch, kept):
-    found = way(jaxshard_magic.mesh("v5p:4x4x4 data=16 model=4"), ("data",), scatters=True)
+    found = plan_gather(jaxshard_magic.mesh("v5p:4x4x4 data=16 model=4"), ("data",), scatters=True)
     if kept != "here":
         forget()
     monkeypatch.setattr(gathers, "_program", None)
-    other = way(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("seq",), scatters=True)
-    assert [(step.size, step.apart) for step in other.steps] == [(s.size, s.apart) for s in found.steps]
+    other = plan_gather(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("seq",), scatters=True)
+    assert [(step.size, step.stride) for step in other.steps] == [(s.size, s.stride) for s in found.steps]
     with pytest.raises(TypeError):  # other devices are another question
-        way(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("expert",), scatters=True)
+        plan_gather(jaxshard_magic.mesh("v5p:4x4x4 seq=16 expert=4"), ("expert",), scatters=True)
 
 
 LAYERS, WIDTH, HIDDEN = 2, 2048, 8192
@@ -249,7 +250,7 @@ def padded() -> float:
 def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh, more):
     step, ratio = compiled_for(mesh)
     assert 0.99 + more < ratio <= (1.001 if more else 1.02) + more
-    predicted = sent(map(collective, traffic(planned(step))))
+    predicted = sent(map(to_report_collective, planned_collectives(planned(step))))
     assert predicted == pytest.approx(sent(step.report().collectives or ()), rel=0.1)
     assert step.report().timing.communication_s is not None
 
@@ -270,6 +271,6 @@ def test_a_plan_knows_which_sums_the_compiler_adds_up_whole(rows, theory):
     scatter does: 4 for 3 of all."""
     step, ratio = compiled_for("v5e:4x4 data=16", rows=rows)
     assert ratio == pytest.approx(theory, rel=0.05)
-    assert sent(map(collective, traffic(planned(step)))) == pytest.approx(
+    assert sent(map(to_report_collective, planned_collectives(planned(step)))) == pytest.approx(
         sent(step.report().collectives or ()), rel=0.05
     )

@@ -13,10 +13,7 @@ pytestmark = pytest.mark.no_jax
 def lines(ranks: list[int], peers: int, draw: random.Random) -> str:
     """What threads write that each say one line, in pieces at random."""
     numbers = {1: None, 3: str(peers), 6: str(peers)}
-    todo = [
-        [str(rank if i == 1 else numbers[i]) if p is None else p for i, p in enumerate(PIECES)]
-        for rank in ranks
-    ]
+    todo = [[str(rank if i == 1 else numbers[i]) if p is None else p for i, p in enumerate(PIECES)] for rank in ranks]
     text = ""
     while any(todo):
         line = draw.choice([each for each in todo if each])

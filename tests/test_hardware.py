@@ -8,7 +8,7 @@ import pytest
 from refusals import refusal
 
 from jaxshard_magic.hardware import chip, chip_of, chips, interconnects
-from jaxshard_magic.wires import axis_bandwidths
+from jaxshard_magic.links import axis_links
 
 GB = 1e9
 TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
@@ -18,12 +18,12 @@ each_chip = pytest.mark.parametrize("row", chips().values(), ids=list(chips()))
 
 def rates(name: str, topology: tuple[int, ...] | None = None, **axes: int) -> dict[str, float | None]:
     """GB/s along each axis."""
-    wires = axis_bandwidths(chip(name), axes, topology)
+    wires = axis_links(chip(name), axes, topology)
     return {axis: None if w.bandwidth is None else w.bandwidth / GB for axis, w in wires.items()}
 
 
 def why(name: str, axis: str, topology: tuple[int, ...] | None = None, **axes: int) -> str:
-    return axis_bandwidths(chip(name), axes, topology)[axis].why
+    return axis_links(chip(name), axes, topology)[axis].description
 
 
 @each_chip
@@ -261,31 +261,31 @@ def test_the_devices_of_a_chip_share_its_links():
 def test_between_slices_goes_the_network():
     assert rates("v5e", data=2, model=256) == {"data": 3.125, "model": 180}
     assert rates("v5e", (4, 4), data=4, model=8) == {"data": 2 * 3.125, "model": 45}
-    assert axis_bandwidths(chip("v5e"), {"data": 2, "model": 256})["data"].name == "DCN"
+    assert axis_links(chip("v5e"), {"data": 2, "model": 256})["data"].name == "DCN"
 
 
 def test_a_part_of_an_axis_has_the_links_of_its_dimensions():
     """v5p has 90 GB/s a link and direction, both directions in a whole cube: 180 for each dimension."""
-    wire = axis_bandwidths(chip("v5p"), {"data": 64}, (4, 4, 4))["data"]
-    assert wire.part(4, 1).bandwidth == 180 * GB  # near devices: a line
-    assert wire.part(16, 4).bandwidth == 360 * GB  # far ones: a plane
-    assert wire.part(64, 1).bandwidth == wire.bandwidth == 540 * GB
-    assert axis_bandwidths(chip("h100"), {"data": 8})["data"].part(4, 2).bandwidth == 450 * GB  # a switch
+    wire = axis_links(chip("v5p"), {"data": 64}, (4, 4, 4))["data"]
+    assert wire.sub_ring(4, 1).bandwidth == 180 * GB  # near devices: a line
+    assert wire.sub_ring(16, 4).bandwidth == 360 * GB  # far ones: a plane
+    assert wire.sub_ring(64, 1).bandwidth == wire.bandwidth == 540 * GB
+    assert axis_links(chip("h100"), {"data": 8})["data"].sub_ring(4, 2).bandwidth == 450 * GB  # a switch
 
 
 def test_a_topology_that_cannot_be_says_what_can():
-    assert refusal(axis_bandwidths, chip("h100"), {"data": 4}, (2, 2)).startswith("topology 2x2: H100 has no")
-    assert refusal(axis_bandwidths, chip("v5e"), {"data": 8}, (2, 2, 2)).endswith("2 dimensions, as 4x4")
-    assert "which has 16" in refusal(axis_bandwidths, chip("v5e"), {"data": 4}, (4, 4))
+    assert refusal(axis_links, chip("h100"), {"data": 4}, (2, 2)).startswith("topology 2x2: H100 has no")
+    assert refusal(axis_links, chip("v5e"), {"data": 8}, (2, 2, 2)).endswith("2 dimensions, as 4x4")
+    assert "which has 16" in refusal(axis_links, chip("v5e"), {"data": 4}, (4, 4))
 
 
 @each_chip
 @pytest.mark.parametrize("sizes", [(1,), (3,), (8,), (2, 3), (6, 4), (5, 7, 2), (16, 8, 3), (2, 20000)])
 def test_every_mesh_gets_an_answer(row, sizes):
     axes = {f"axis{i}": n for i, n in enumerate(sizes)}
-    wires = axis_bandwidths(row, axes)
+    wires = axis_links(row, axes)
     assert list(wires) == list(axes)
-    assert all(w.name and w.why and (w.bandwidth is None or w.bandwidth > 0) for w in wires.values())
+    assert all(w.name and w.description and (w.bandwidth is None or w.bandwidth > 0) for w in wires.values())
 
 
 def test_an_axis_of_one_sends_nothing():

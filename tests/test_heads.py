@@ -17,8 +17,8 @@ from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import wire_bytes
-from jaxshard_magic.comparing.candidates import Requests, candidates
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.search.candidates import Requests, candidates
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 
 A2A, RS = "all-to-all", "reduce-scatter"
 ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=2 model=4", "fsdp+sp": "data=4 seq=2"}
@@ -41,7 +41,7 @@ def moved(sharded, axis="seq"):
 def told(sharded, *args, axis="seq"):
     """The same as the plan tells it."""
     found = Counter()
-    for move in traffic(sharded.planned(*args).plan.run):
+    for move in planned_collectives(sharded.planned(*args).plan.run):
         if axis in move.axes and move.kind in (A2A, AG, RS):
             found[move.kind, move.bytes] += move.count
     return found
@@ -193,7 +193,7 @@ def test_over_the_axis_of_tensor_parallelism_heads_are_divided_as_they_are():
         for form in (None, "heads", "ring")
     ]
     assert {plan.attention for plan in plans} == {"heads"}
-    assert len({traffic(plan.run) for plan in plans}) == 1
+    assert len({planned_collectives(plan.run) for plan in plans}) == 1
     assert [[f.code for f in plan.findings] for plan in plans] == [[], ["inside"], ["no-ring"]]
 
 
@@ -237,7 +237,7 @@ def test_auto_divides_heads_where_less_is_sent_for_it_and_says_how_much():
     sent = [
         sum(
             wire_bytes(m.kind, m.group_size, m.bytes * m.count)
-            for m in traffic(x.planned(params, batch).plan.run)
+            for m in planned_collectives(x.planned(params, batch).plan.run)
         )
         for x in others
     ]
@@ -254,9 +254,7 @@ def test_auto_gathers_where_heads_do_not_divide_and_says_so():
 
 def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
     step, params, batch = attention_step("softmax", heads=4)
-    found = jaxshard_magic.choose(
-        step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True
-    )
+    found = jaxshard_magic.choose(step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True)
     forms = {(c.mesh.get("seq"), c.options.get("attention")) for c in found.candidates if "sp" in c.strategy}
     assert forms == {*product((2, 4), (None, "heads", "ring"))}
     assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")

@@ -24,7 +24,7 @@ from sample_reports import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.history import Row, Store, Unkept, database, store
+from jaxshard_magic.history import HistoryError, Row, Store, database, store
 
 __all__ = ["kept", "path"]
 
@@ -130,7 +130,7 @@ def test_a_report_that_is_gone_is_not_made_again_in_the_place_of_another(kept: S
     path.unlink()
     others = Store(path)
     assert add(others, bare()) == mine
-    with pytest.raises(Unkept) as error:
+    with pytest.raises(HistoryError) as error:
         kept.replace(mine, attached())
     one_line(error, f"report {mine} is no longer in the history")
     assert others.report(mine) == bare()
@@ -242,7 +242,7 @@ def test_the_oldest_go_when_they_are_too_large(kept: Store, path: Path, monkeypa
     monkeypatch.setattr(store, "MOST_BYTES", 50_000)  # 5000 bytes as hex: 10 kB to search and 5 kB compressed
     add(kept, bare(), cell=None)
     assert numbers(kept.rows())[1:] == with_cell[:-4:-1]
-    with pytest.raises(Unkept) as error:
+    with pytest.raises(HistoryError) as error:
         add(kept, bare(), cell=os.urandom(50_000).hex())
     one_line(error, "larger than the 50,000 bytes", "report.to_json()")
     assert len(kept.rows()) == 4, "what is too large to keep drops nothing"

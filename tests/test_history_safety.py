@@ -19,8 +19,8 @@ from histories import add, fail, files, in_process, kept, numbers, one_line, pat
 from sample_reports import attached, bare, large
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.history import Row, Store, Unkept, database
-from jaxshard_magic.packages import upgrade
+from jaxshard_magic.history import HistoryError, Row, Store, database
+from jaxshard_magic.packages import upgrade_command
 
 __all__ = ["kept", "path"]
 
@@ -77,9 +77,7 @@ def test_a_killed_writer_leaves_all_that_it_finished(path: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="rights are kept in another way")
-def test_nobody_else_reads_the_history_nor_what_was_laid_open_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_nobody_else_reads_the_history_nor_what_was_laid_open_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAXSHARD_HISTORY")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     folder = Store().path.parent
@@ -193,9 +191,7 @@ def test_processes_that_find_it_damaged_at_once_move_it_once_and_lose_nothing(pa
 def test_what_lay_beside_a_damaged_or_removed_file_does_not_get_into_a_new_one(path: Path):
     """A write-ahead log of a killed process belongs to its own database."""
     add(Store(path), bare())
-    with closing(
-        sqlite3.connect(path)
-    ) as open_one:  # so that the log is not written back when the store is done
+    with closing(sqlite3.connect(path)) as open_one:  # so that the log is not written back when the store is done
         open_one.execute("SELECT * FROM report").fetchall()
         add(Store(path), bare())
         log = (path.parent / (path.name + "-wal")).read_bytes()
@@ -243,7 +239,7 @@ def test_one_damaged_row_is_left_out_and_the_line_names_what_removes_it(path: Pa
 def refused(kept: Store, *said: str) -> None:
     """`add` and `replace` raise one line, and it says so."""
     for write in (lambda: add(kept), lambda: kept.replace(1, attached()), kept.clear):
-        with pytest.raises(Unkept) as error:
+        with pytest.raises(HistoryError) as error:
             write()
         one_line(error, str(kept.path), "set JAXSHARD_HISTORY to another file", *said)
 
@@ -252,7 +248,7 @@ def test_a_folder_where_a_file_should_be_is_one_line_that_names_one(tmp_path: Pa
     kept = Store(tmp_path)
     said = f"the history {tmp_path} is a folder: set JAXSHARD_HISTORY to a file in it, {tmp_path}/history.sqlite3"
     for ask in (lambda: add(kept), kept.rows, lambda: kept.reserve(1), kept.clear):
-        with pytest.raises(Unkept) as error:
+        with pytest.raises(HistoryError) as error:
             ask()
         assert str(error.value) == said
 
@@ -267,7 +263,7 @@ def test_a_file_where_a_folder_should_be_is_one_line(tmp_path: Path):
 READ_ONLY = """
 import os, sys
 from sample_reports import attached
-from jaxshard_magic.history import Store, Unkept
+from jaxshard_magic.history import Store, HistoryError
 from jaxshard_magic.views import words  # another user may not read where Python lies
 folder = sys.argv[1]
 kept, none = Store(folder + "/history.sqlite3"), Store(folder + "/other/history.sqlite3")
@@ -278,7 +274,7 @@ for each in (kept, none):
     try:
         each.add(attached(), cell=None, notebook=None, versions={})
         print("was written")
-    except Unkept as error:
+    except HistoryError as error:
         print(error)
 print(kept.rows(["train"])[0].strategy, kept.report(1) == attached(), none.rows(), sorted(os.listdir(folder)))
 """
@@ -313,7 +309,7 @@ def test_a_full_disk_is_one_line_and_what_was_kept_stays(kept: Store, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(sqlite3, "connect", connect_to_a_full_disk)
-        with pytest.raises(Unkept) as error:
+        with pytest.raises(HistoryError) as error:
             add(kept, large(), cell=os.urandom(20_000).hex())
     one_line(error, "has no room left on its disk: free some, or set JAXSHARD_HISTORY to another file")
     assert [kept.report(found.id) for found in kept.rows()] == [attached()]
@@ -323,13 +319,13 @@ def test_a_full_disk_is_one_line_and_what_was_kept_stays(kept: Store, monkeypatc
 LIMITED = """
 import os, resource, sys
 from sample_reports import bare
-from jaxshard_magic.history import Store, Unkept
+from jaxshard_magic.history import Store, HistoryError
 kept = Store(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     for _ in range(1000):
         kept.add(bare(), cell=os.urandom(2000).hex(), notebook=None, versions={})
-except Unkept as error:
+except HistoryError as error:
     print(error)
 print(len(kept.rows()))
 """
@@ -341,10 +337,7 @@ def test_a_file_that_may_not_grow_is_one_line_and_what_was_kept_stays(path: Path
     done = in_process(LIMITED, path, size)
     assert done.returncode == 0, done.stderr
     line, count = done.stdout.splitlines()
-    assert (
-        "can't be read or written (disk I/O error): see whether its disk is full, over its quota or gone"
-        in line
-    )
+    assert "can't be read or written (disk I/O error): see whether its disk is full, over its quota or gone" in line
     kept = Store(path, tell=fail)
     assert len(kept.rows()) == int(count)
     assert (int(count) > 5) == (size > 100_000)
@@ -381,10 +374,10 @@ def test_a_database_of_a_newer_version_is_neither_written_nor_moved(kept: Store,
     with closing(sqlite3.connect(path)) as newer:
         newer.execute(f"PRAGMA user_version = {len(database.VERSIONS) + 1}")
     before = path.read_bytes()
-    refused(kept, "was made by a newer jaxshard_magic", upgrade())
-    with pytest.raises(Unkept) as error:
+    refused(kept, "was made by a newer jaxshard_magic", upgrade_command())
+    with pytest.raises(HistoryError) as error:
         kept.rows()
-    assert error.value.fix == upgrade()
+    assert error.value.fix == upgrade_command()
     assert path.read_bytes() == before
     assert files(path) == [path.name]
 
@@ -395,7 +388,7 @@ def test_a_database_of_another_program_is_neither_written_nor_moved(kept: Store,
         other.execute("CREATE TABLE report (id INTEGER PRIMARY KEY)")
     before = path.read_bytes()
     refused(kept, "is a database of another program")
-    with pytest.raises(Unkept):
+    with pytest.raises(HistoryError):
         kept.rows()
     assert path.read_bytes() == before
 

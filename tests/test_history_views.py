@@ -23,10 +23,10 @@ from sample_reports import (
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import Calibration, History, Store, calibration, row
-from jaxshard_magic.notebook.history_line import listed
-from jaxshard_magic.report import Report, Spread
+from jaxshard_magic.notebook.history_line import run_history_line
+from jaxshard_magic.report import Report, TimeSpread
 from jaxshard_magic.views import history as views
-from jaxshard_magic.views.terminal import cells
+from jaxshard_magic.views.terminal import display_width
 
 __all__ = ["kept", "path"]
 
@@ -51,9 +51,7 @@ def test_measured_steps_stand_beside_predicted_ones_by_chip_and_strategy(kept: S
     def ran(strategy: str, measured: float, predicted: float | None) -> Report:
         report = attached()
         assert report.timing is not None
-        timing = replace(
-            report.timing, step_s=Spread(measured, measured, measured), predicted_step_s=predicted
-        )
+        timing = replace(report.timing, step_s=TimeSpread(measured, measured, measured), predicted_step_s=predicted)
         return replace(report, strategy=strategy, timing=timing)
 
     for report in (
@@ -66,19 +64,17 @@ def test_measured_steps_stand_beside_predicted_ones_by_chip_and_strategy(kept: S
         add(kept, report)
     found = calibration(kept.rows())
     assert [(r.strategy, r.count) for r in found.ratios] == [("fsdp", 3), ("dp", 1)] and found.left == 3
-    assert (found.ratios[0].low, found.ratios[0].median, found.ratios[0].high) == pytest.approx(
-        (1.0, 1.1, 1.5)
-    )
+    assert (found.ratios[0].low, found.ratios[0].median, found.ratios[0].high) == pytest.approx((1.0, 1.1, 1.5))
     lines = [" ".join(line.split()) for line in found.to_text(80).splitlines()]
     assert lines[0] == "4 measured steps on TPU v5e."
     assert "TPU v5e fsdp 3 1.10 1.00 1.50" in lines and "TPU v5e dp 1 0.80 0.80 0.80" in lines
     assert "3 of the reports have no such pair." in Reader(found.to_html()).text
     assert "run one on an attached accelerator" in calibration([]).to_text(100)
-    line, name = listed("history --calibration --strategy dp -o ratios", kept)
+    line, name = run_history_line("history --calibration --strategy dp -o ratios", kept)
     assert isinstance(line, Calibration) and name == "ratios" and [r.strategy for r in line.ratios] == ["dp"]
     assert "of --strategy dp on TPU v5e" in line.to_text()
     with pytest.raises(ShardError, match="leave the number and --json out"):
-        listed("history 3 --calibration", kept)
+        run_history_line("history 3 --calibration", kept)
 
 
 def test_the_table_answers_what_ran_when_how_fast_and_whether_it_fits(kept: Store):
@@ -114,7 +110,7 @@ def test_the_table_answers_what_ran_when_how_fast_and_whether_it_fits(kept: Stor
 def test_no_line_is_wider_than_the_terminal_and_the_screen_is_safe(kept: Store, width: int):
     found = shown(kept, *(made() for made in SAMPLES.values()))
     text = found.to_text(width)
-    assert max(map(cells, text.splitlines())) <= max(60, min(100, width))
+    assert max(map(display_width, text.splitlines())) <= max(60, min(100, width))
     assert "\x1b" not in text
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxshard_magic.analysis.collectives import collectives, moves
-from jaxshard_magic.analysis.hlo import Counted, Module, Runs, Shape, read
+from jaxshard_magic.analysis.collectives import collectives, module_collectives
+from jaxshard_magic.analysis.hlo import Module, RunCount, RunCounts, Shape, parse_module
 from jaxshard_magic.report import Collective
 
 SUM = """
@@ -15,8 +15,8 @@ SUM = """
 """
 
 
-def runs(module: Module) -> dict[str, Runs]:
-    counted = Counted(module)
+def runs(module: Module) -> dict[str, RunCount]:
+    counted = RunCounts(module)
     return {name: times for name in module.computations if (times := counted[name]).times}
 
 
@@ -87,7 +87,7 @@ ENTRY %e (p: f32[2,3]) -> (f32[2,3], s32[]) {
 kind=kLoop, calls=%f.2, metadata={op_name="a, calls=%wrong) (\\"" stack_frame_id=3}, backend_config={"n":"1"}
 }
 """
-    module = read(text)
+    module = parse_module(text)
     root = module.entry.root
     assert root is not None
     assert (root.name, root.opcode, root.operands) == ("t.1", "fusion", ("p", "c"))
@@ -102,7 +102,7 @@ kind=kLoop, calls=%f.2, metadata={op_name="a, calls=%wrong) (\\"" stack_frame_id
 
 
 def test_text_without_percent_signs_and_with_typed_operands_reads_the_same():
-    module = read(
+    module = parse_module(
         "HloModule m\n\nENTRY e {\n"
         "  p = f32[2,3]{1,0} parameter(0)\n"
         "  ROOT a = f32[2,3]{1,0} add(f32[2,3]{1,0:T(8,128)} p, f32[2,3]{1,0} p), metadata={}\n}\n"
@@ -111,7 +111,7 @@ def test_text_without_percent_signs_and_with_typed_operands_reads_the_same():
 
 
 def test_elements_that_are_named_in_place_are_those_that_would_be_taken_out():
-    module = read(
+    module = parse_module(
         "HloModule m, num_partitions=8\n"
         + SUM
         + """
@@ -130,7 +130,7 @@ use_global_device_ids=true, channel_id=2, to_apply=%sum
     taken = entry["p#1#1"]
     assert (taken.opcode, taken.operands, taken.attribute("index")) == ("get-tuple-element", ("p#1",), "1")
     assert taken.shapes == (Shape("f32", (4, 2)),)
-    moved = [(m.axes, m.bytes, m.operand) for m in moves(module, {"data": 4, "model": 2})]
+    moved = [(m.axes, m.bytes, m.operand) for m in module_collectives(module, {"data": 4, "model": 2})]
     assert moved == [
         (("model",), 32, "p#0"),
         (("model",), 32, "p#1#1"),
@@ -140,34 +140,32 @@ use_global_device_ids=true, channel_id=2, to_apply=%sum
 
 
 def test_the_source_tables_before_the_program_are_kept():
-    header = (
-        'HloModule m\n\nFileNames\n1 "cell.py"\n\nStackFrames\n1 {file_location_id=1 parent_frame_id=1}\n'
-    )
-    assert read(header + "\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n").header.startswith(
+    header = 'HloModule m\n\nFileNames\n1 "cell.py"\n\nStackFrames\n1 {file_location_id=1 parent_frame_id=1}\n'
+    assert parse_module(header + "\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n").header.startswith(
         header
     )
 
 
 def test_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
-        read(SUM)
+        parse_module(SUM)
 
 
 def test_a_loop_runs_its_body_as_often_as_xla_says_and_its_condition_once_more():
     known = ', backend_config={"known_trip_count":{"n":"12"},"known_init_step":{"init":"0","step":"1"}}'
     text = counter_loop("l", 5) + ENTRY.format(start=0, loop=while_of("l", "init", known))
-    found = runs(read(text))
-    assert found["l_body"] == Runs(12, True)
-    assert found["l_cond"] == Runs(13, True)
+    found = runs(parse_module(text))
+    assert found["l_body"] == RunCount(12, True)
+    assert found["l_cond"] == RunCount(13, True)
 
 
 @pytest.mark.parametrize(("start", "step", "trips"), [(0, 1, 6), (2, 1, 7), (0, 3, 4), (0, 1, 0)])
 def test_a_trip_count_that_is_not_printed_follows_from_the_counter(start, step, trips):
     text = counter_loop("l", trips, start=start, step=step)
     text += ENTRY.format(start=start, loop=while_of("l", "init"))
-    found = runs(read(text))
-    assert found.get("l_body", Runs(0, True)) == Runs(trips, True)
-    assert found["l_cond"] == Runs(trips + 1, True)
+    found = runs(parse_module(text))
+    assert found.get("l_body", RunCount(0, True)) == RunCount(trips, True)
+    assert found["l_cond"] == RunCount(trips + 1, True)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +182,18 @@ def test_a_trip_count_that_is_not_printed_follows_from_the_counter(start, step, 
 def test_a_loop_that_counts_otherwise_is_marked_unknown_and_not_guessed(old, new):
     text = counter_loop("l", 5) + ENTRY.format(start=0, loop=while_of("l", "init"))
     assert old in text
-    assert runs(read(text.replace(old, new)))["l_body"] == Runs(1, False)
+    assert runs(parse_module(text.replace(old, new)))["l_body"] == RunCount(1, False)
 
 
 def test_nested_loops_multiply_and_an_unknown_one_makes_what_is_in_it_unknown():
     inner = counter_loop("inner", 3)
     state = "%k = s32[] constant(0)\n  %st = (s32[], f32[8]) tuple(%k, %x)\n  %w = " + while_of("inner", "st")
     text = inner + counter_loop("outer", 5, state) + ENTRY.format(start=0, loop=while_of("outer", "init"))
-    found = runs(read(text))
-    assert found["inner_body"] == Runs(15, True)
-    assert found["inner_cond"] == Runs(5 * 4, True)
-    unknown = text.replace(
-        "%n = s32[]{:T(128)} constant(5)", "%n = s32[]{:T(128)} get-tuple-element(%c), index=2"
-    )
-    assert runs(read(unknown))["inner_body"] == Runs(3, False)
+    found = runs(parse_module(text))
+    assert found["inner_body"] == RunCount(15, True)
+    assert found["inner_cond"] == RunCount(5 * 4, True)
+    unknown = text.replace("%n = s32[]{:T(128)} constant(5)", "%n = s32[]{:T(128)} get-tuple-element(%c), index=2")
+    assert runs(parse_module(unknown))["inner_body"] == RunCount(3, False)
 
 
 def test_calls_fusions_and_branches_run_once_per_site_and_reductions_not_at_all():
@@ -221,7 +217,7 @@ ENTRY %main (p: f32[8], q: pred[]) -> f32[8] {
   ROOT %out = f32[8] copy(%done)
 }
 """
-    found = {name: r.times for name, r in runs(read(text)).items()}
+    found = {name: r.times for name, r in runs(parse_module(text)).items()}
     assert found == {"called": 2, "fused": 1, "yes": 1, "no": 1, "wrapped": 1, "begun": 1, "main": 1}
 
 
@@ -232,7 +228,7 @@ def test_the_older_form_of_a_conditional_names_both_branches():
         "  %q = pred[] parameter(0)\n  %p = f32[8] parameter(1)\n"
         "  ROOT %d = f32[8] conditional(%q, %p, %p), true_computation=%yes, false_computation=%no\n}\n"
     )
-    assert set(runs(read(text))) == {"yes", "no", "e"}
+    assert set(runs(parse_module(text))) == {"yes", "no", "e"}
 
 
 def test_a_program_of_a_thousand_fusions_is_read_whole():
@@ -241,10 +237,8 @@ def test_a_program_of_a_thousand_fusions_is_read_whole():
     parts = "\n".join(f"%c.{n} {head}{body}}}\n" for n in range(1000))
     calls = "".join(f"  %f.{n} = f32[64,64] fusion(%p), kind=kLoop, calls=%c.{n}\n" for n in range(1000))
     text = f"{parts}\nENTRY %e (p: f32[64,64]) -> f32[64,64] {{\n  %p = f32[64,64] parameter(0)\n{calls}}}\n"
-    module = read(text)
-    assert {name: r.times for name, r in runs(module).items()} == {f"c.{n}": 1 for n in range(1000)} | {
-        "e": 1
-    }
+    module = parse_module(text)
+    assert {name: r.times for name, r in runs(module).items()} == {f"c.{n}": 1 for n in range(1000)} | {"e": 1}
 
 
 # ---- collectives in forms that CPU does not print; one device holds p: f32[16,8], 512 bytes
@@ -268,7 +262,7 @@ REDUCE = "use_global_device_ids=true, to_apply=%sum"
 
 def test_groups_of_replicas_stand_for_all_their_partitions_without_global_ids():
     text = program("  ROOT %r = f32[16,8] all-reduce(%p), channel_id=1, replica_groups={{0}}, to_apply=%sum")
-    (got,) = moves(read(text), MODEL)
+    (got,) = module_collectives(parse_module(text), MODEL)
     assert (got.axes, got.group_size) == (("data", "model"), 8)
 
 
@@ -277,10 +271,10 @@ def test_a_program_for_other_devices_than_the_mesh_has_no_axes():
         f"  ROOT %r = f32[16,8] all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], {REDUCE}",
         header="num_partitions=4",
     )
-    (got,) = moves(read(text), MODEL)
+    (got,) = module_collectives(parse_module(text), MODEL)
     assert (got.axes, got.group_size) == (None, 4)
     permute = "  ROOT %r = f32[16,8] collective-permute(%p), channel_id=1, source_target_pairs={{0,8},{8,0}}"
-    (got,) = moves(read(program(permute)), MODEL)
+    (got,) = module_collectives(parse_module(program(permute)), MODEL)
     assert (got.axes, got.group_size) == (None, 2)
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax._src import ad_checkpoint, api, pjit
 from jax._src.interpreters import partial_eval
 
-from jaxshard_magic.program.hooks import anew, gradients_by
+from jaxshard_magic.program.hooks import hook_vjp, trace_afresh
 
 PLACES = (
     (jax, "vjp"),
@@ -45,7 +45,7 @@ def test_two_threads_that_trace_at_once_leave_jax_as_it_was():
     def run(name, before, entered, until):
         try:
             assert before.wait(WAIT_S)
-            with gradients_by(counting(calls, name)):
+            with hook_vjp(counting(calls, name)):
                 entered.set()
                 assert until.wait(WAIT_S)
                 jax.grad(square)(1.0)
@@ -78,7 +78,7 @@ def test_two_threads_that_trace_at_once_leave_jax_as_it_was():
 
 def test_a_thread_that_does_not_trace_takes_its_gradients_itself():
     calls, values = [], []
-    with gradients_by(counting(calls, "ours")):
+    with hook_vjp(counting(calls, "ours")):
         thread = threading.Thread(target=lambda: values.append(float(jax.grad(square)(3.0))), daemon=True)
         thread.start()
         thread.join(WAIT_S)
@@ -87,8 +87,8 @@ def test_a_thread_that_does_not_trace_takes_its_gradients_itself():
 
 def test_the_inner_of_two_hooks_is_asked_first():
     calls = []
-    with gradients_by(counting(calls, "outer")):
-        with gradients_by(counting(calls, "inner")):
+    with hook_vjp(counting(calls, "outer")):
+        with hook_vjp(counting(calls, "inner")):
             jax.grad(square)(1.0)
         jax.grad(square)(1.0)
     assert calls == ["inner", "outer", "outer"]
@@ -96,7 +96,7 @@ def test_the_inner_of_two_hooks_is_asked_first():
 
 def test_a_step_that_fails_leaves_jax_as_it_was():
     own = [getattr(*place) for place in PLACES]
-    with pytest.raises(KeyError), gradients_by(counting([], "ours")):
+    with pytest.raises(KeyError), hook_vjp(counting([], "ours")):
         raise KeyError
     assert [getattr(*place) for place in PLACES] == own
 
@@ -117,7 +117,7 @@ def loss(x):
 def test_caches_of_jax_hold_nothing_of_a_trace_that_is_over():
     gc.collect()
     before = partial_eval.trace_to_jaxpr.cache_info().currsize
-    with anew():
+    with trace_afresh():
         jaxpr = jax.make_jaxpr(jax.jit(loss))(jnp.ones(3))
         during = partial_eval.trace_to_jaxpr.cache_info().currsize
     kept = weakref.ref(jaxpr.jaxpr)
@@ -137,7 +137,7 @@ def test_what_the_session_traced_itself_is_not_traced_again():
         return x + 1
 
     own(1.0)
-    with anew():
+    with trace_afresh():
         jax.make_jaxpr(own)(1.0)
         jax.make_jaxpr(own)(1.0)
     assert len(traces) == 2  # once for each: in a trace of ours once more

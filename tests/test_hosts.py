@@ -23,9 +23,9 @@ from traitlets.config import Config
 
 from jaxshard_magic import Report, ShardError
 from jaxshard_magic.config.mesh import MeshSpec
-from jaxshard_magic.hosts import starting, watch
+from jaxshard_magic.hosts import cell_run, starting
 from jaxshard_magic.hosts.spec import HostsSpec
-from jaxshard_magic.notebook.hosts_names import Names
+from jaxshard_magic.notebook.hosts_names import HostNamespace
 from jaxshard_magic.views.format import SPACE
 
 pytestmark = pytest.mark.ci
@@ -66,9 +66,7 @@ def test_the_value_of_a_cell_is_that_of_host_0(hosts: Hosts):
 def test_the_report_of_a_step_on_hosts_is_this_notebooks_own(hosts: Hosts):
     said = hosts.cell(f"%%shard fsdp --check\n{STEP}")
     texts = [o.data.get("text/plain", "") for o in said.outputs]
-    (text,) = [
-        text for text in texts if "train_step" in text and "report" in text
-    ]  # a slow compile has a line
+    (text,) = [text for text in texts if "train_step" in text and "report" in text]  # a slow compile has a line
     report = hosts.magics.session.history[-1]
     assert isinstance(report, Report) and report.mesh.processes == 2
     assert report.check is not None and report.check.passed
@@ -170,9 +168,7 @@ def test_an_exception_on_one_host_ends_the_cell_at_the_same_step_on_all(hosts: H
 
 
 def test_a_cell_that_is_shorter_on_one_host_ends_with_a_line(hosts: Hosts):
-    line, _ = hosts.fails(
-        "for i in range(40 - 10 * jax.process_index()):\n    state, loss = train_step(state, batch)"
-    )
+    line, _ = hosts.fails("for i in range(40 - 10 * jax.process_index()):\n    state, loss = train_step(state, batch)")
     assert line.startswith("host 1: its cell had ended")
     hosts.cell("state, loss = train_step(state, batch)")
 
@@ -184,11 +180,7 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
         hosts.cell("n = 0")
         later(0.1 + draw.random() / 2, interrupt)
         line, said = hosts.fails(LOOP)
-        assert (
-            line.startswith("Stopped ")
-            and "steps, the hosts after" not in line
-            and "jaxshard_magic/" not in said
-        )
+        assert line.startswith("Stopped ") and "steps, the hosts after" not in line and "jaxshard_magic/" not in said
         assert len(set(hosts.everywhere("n"))) == 1
     hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
 
@@ -196,14 +188,14 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
 def test_an_interrupt_that_a_garbage_collection_drops_while_names_are_brought_stops_the_cell(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ):
-    bring, came = Names.bring, list[str]()
+    bring, came = HostNamespace.send_missing, list[str]()
 
     def interrupted(phase: str, _: object = None) -> None:
         if not came:
             came.append(phase)
             signal.raise_signal(signal.SIGINT)
 
-    def slow(names: Names, text: str) -> object:
+    def slow(names: HostNamespace, text: str) -> object:
         gc.callbacks.append(interrupted)  # what is raised in one is printed and goes no further
         try:
             made = [[] for _ in range(10 * gc.get_threshold()[0])]
@@ -212,17 +204,17 @@ def test_an_interrupt_that_a_garbage_collection_drops_while_names_are_brought_st
         interrupted(f"none while {len(made)} objects were made")
         return bring(names, text)
 
-    monkeypatch.setattr(Names, "bring", slow)
+    monkeypatch.setattr(HostNamespace, "send_missing", slow)
     hosts.cell("%%here\nn = 0")
     line, _ = hosts.fails("print(n)")
-    assert line == watch.NOT_BEGUN and came[0] in ("start", "stop")
+    assert line == cell_run.NOT_BEGUN and came[0] in ("start", "stop")
 
 
 def test_an_interrupt_reaches_a_host_that_never_says_that_its_cell_has_begun(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch, "BEGUN", "another message")
-    monkeypatch.setattr(watch, "UNHEARD_S", 1.0)
+    monkeypatch.setattr(cell_run, "BEGUN", "another message")
+    monkeypatch.setattr(cell_run, "UNHEARD_S", 1.0)
     hosts.cell("n = 0")
     line, _ = hosts.fails_in_steps(interrupt)
     assert line.startswith("Stopped ")
@@ -234,9 +226,9 @@ def test_an_interrupt_that_comes_before_a_busy_host_begins_is_not_lost(hosts: Ho
     hosts.cell("n = 0")
     sleeps = hosts.cluster.client[hosts.cluster.ids[0]].apply_async(time.sleep, 1)
     if asked:  # after its names were brought there
-        with watch.Interrupts() as interrupts:
+        with cell_run.Interrupts() as interrupts:
             later(0.5, interrupt)
-            line = watch.run(hosts.cluster, LOOP, "late", 1, lambda *_: None, interrupts).told()
+            line = cell_run.run_on_hosts(hosts.cluster, LOOP, "late", 1, lambda *_: None, interrupts).summary()
     else:
         later(0.5, interrupt)
         line, said = hosts.fails(LOOP)
@@ -320,7 +312,7 @@ def test_a_host_that_dies_between_cells_is_told_by_the_next(mortal: Hosts):
     os.kill(mortal.pids[1], signal.SIGKILL)
     assert gone(mortal.pids[1:], 5)
     end = time.monotonic() + 5
-    while not mortal.cluster.missing() and time.monotonic() < end:
+    while not mortal.cluster.lost_hosts() and time.monotonic() < end:
         time.sleep(0.05)
     line, _ = mortal.fails("print(state['up'].shape)")
     assert line.startswith("host 1 died (SIGKILL) before the cell. What host 0 has whole")
@@ -328,7 +320,7 @@ def test_a_host_that_dies_between_cells_is_told_by_the_next(mortal: Hosts):
 
 
 def test_a_host_that_is_lost_as_a_cell_is_asked_for_is_told(mortal: Hosts, monkeypatch: pytest.MonkeyPatch):
-    begin = watch._begun
+    begin = cell_run._start_cell
 
     def killed_first(cluster, host, *more):
         if host == 1:
@@ -338,7 +330,7 @@ def test_a_host_that_is_lost_as_a_cell_is_asked_for_is_told(mortal: Hosts, monke
                 time.sleep(0.05)
         return begin(cluster, host, *more)
 
-    monkeypatch.setattr(watch, "_begun", killed_first)
+    monkeypatch.setattr(cell_run, "_start_cell", killed_first)
     line, _ = mortal.fails("print(1)")
     assert line.startswith("host 1 died (SIGKILL) before the cell")
 
@@ -352,7 +344,7 @@ def test_a_host_that_is_frozen_is_told(mortal: Hosts):
 
 
 def test_a_hub_that_is_killed_is_told_and_nothing_is_left(mortal: Hosts):
-    pids, hub = mortal.pids, mortal.cluster.watched()
+    pids, hub = mortal.pids, mortal.cluster.hub_processes()
     line, _ = mortal.fails_in_steps(hub[0].kill)
     assert line.startswith("the process that connects the hosts died; all hosts were ended")
     assert gone([*pids, *(process.pid for process in hub)])
@@ -402,9 +394,7 @@ def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytes
         waits(client, count, **given)
 
     monkeypatch.setattr(ipp.Client, "wait_for_engines", after_the_first)
-    with pytest.raises(
-        ShardError, match=r"hosts:2: 1 of 2 hosts came within 3 s\. %config ShardSession\.hosts_limit"
-    ):
+    with pytest.raises(ShardError, match=r"hosts:2: 1 of 2 hosts came within 3 s\. %config ShardSession\.hosts_limit"):
         starting.start(spec, 4, limit_s=3.0)
     assert gone(engines()), "the one that sleeps, too"
 
@@ -413,11 +403,11 @@ def test_nothing_is_left_of_a_kernel_that_is_killed(tmp_path: Path):
     script = textwrap.dedent(
         """
         import os, signal
-        from jaxshard_magic.hosts import starting, watch
+        from jaxshard_magic.hosts import cell_run, starting
         from jaxshard_magic.hosts.spec import HostsSpec
         found = starting.start(HostsSpec.parse("hosts", "2"), 4)
         print(found.folder)
-        print(*(j.pid for j in found.joined), *(p.pid for p in found.watched()), flush=True)
+        print(*(j.pid for j in found.joined), *(p.pid for p in found.hub_processes()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )

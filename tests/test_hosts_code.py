@@ -57,9 +57,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     ],
     ids=["arrays", "donated", "per-host", "keys", "objects"],
 )
-def test_the_program_has_the_numbers_of_the_hosts(
-    hosts: Hosts, tmp_path: Path, line: str, before: str, cell: str
-):
+def test_the_program_has_the_numbers_of_the_hosts(hosts: Hosts, tmp_path: Path, line: str, before: str, cell: str):
     data = "batch = {'x': x, 'y': x}\n" + before
     hosts.cell(f'state = {{"up": jnp.ones((32, 64)) / 8, "down": jnp.ones((64, 32)) / 8}}\n{data}')
     hosts.cell(f"%%shard {line}\n{cell}")

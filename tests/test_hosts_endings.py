@@ -53,10 +53,7 @@ class Kernel:
         found = []
         for process in psutil.process_iter():
             try:
-                if (
-                    process.environ().get("TMPDIR") == str(self._tmp)
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+                if process.environ().get("TMPDIR") == str(self._tmp) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except (psutil.Error, OSError):
                 continue
@@ -126,9 +123,7 @@ def kernels() -> Iterator[list[Kernel]]:
     ],
 )
 def test_nothing_is_left_of_hosts(kernels: list[Kernel], tmp_path: Path, ending: str):
-    kernel = Kernel(
-        tmp_path, f"hosts = jaxshard_magic.mesh('hosts:2 data=2')\nprint('open', flush=True)\n{ending}"
-    )
+    kernel = Kernel(tmp_path, f"hosts = jaxshard_magic.mesh('hosts:2 data=2')\nprint('open', flush=True)\n{ending}")
     kernels.append(kernel)
     kernel.says("open")
     said, _ = kernel.ends()
@@ -185,9 +180,7 @@ def test_nothing_is_left_of_hosts_that_can_not_be_started(
 @pytest.mark.parametrize(
     "seconds", [pytest.param(0.5, marks=pytest.mark.full), 2.0, pytest.param(3.5, marks=pytest.mark.full)]
 )
-def test_nothing_is_left_of_a_start_that_is_stopped(
-    kernels: list[Kernel], tmp_path: Path, seconds: float, number: int
-):
+def test_nothing_is_left_of_a_start_that_is_stopped(kernels: list[Kernel], tmp_path: Path, seconds: float, number: int):
     kernel = Kernel(
         tmp_path,
         """
@@ -230,6 +223,6 @@ def test_the_process_beside_a_kernel_ends_what_bears_its_folders_name_and_nothin
         kernel.wait()
     finally:
         for folder in folders:
-            reaper.end(str(folder))
+            reaper.end_cluster(str(folder))
         for process in started:
             process.wait()

@@ -64,15 +64,11 @@ def test_a_loop_on_hosts_goes_on_to_the_bit_and_each_reads_its_own_rows_from_its
         assert host["resumed"]["state"] == before["whole"]["state"]
         assert host["resumed"]["losses"] == before["whole"]["losses"]
         assert host["resumed"]["computed"] == CALLS - 4, "those before the checkpoint are not"
-        assert 4 not in host["resumed"]["loaded"], (
-            "the first three batches are taken before it is known, no more"
-        )
+        assert 4 not in host["resumed"]["loaded"], "the first three batches are taken before it is known, no more"
 
 
 @pytest.mark.parametrize("there", ["one", "two"])
-def test_with_other_hosts_batches_are_counted_and_the_numbers_are_those_of_one_never_stopped(
-    there, two, one, again
-):
+def test_with_other_hosts_batches_are_counted_and_the_numbers_are_those_of_one_never_stopped(there, two, one, again):
     for host in [one["resumed"]] if there == "one" else [each["after one"] for each in again]:
         assert host["losses"] == pytest.approx(one["whole"]["losses"], rel=1e-5)
         assert host["loaded"] == [1, 2, 3, *range(4, CALLS + 1)] and host["computed"] == CALLS - 4
@@ -92,9 +88,7 @@ def test_a_folder_that_a_host_does_not_share_or_may_not_write_is_one_line_on_all
     assert said["read"] == (
         "host 1 doesn't see checkpoint 2 of FOLDER/ckpt that host 0 sees: name a folder on a disk that all hosts share"
     )
-    unseen = (
-        "host 1 doesn't see what host 0 writes into FOLDER/{}: name a folder on a disk that all hosts share"
-    )
+    unseen = "host 1 doesn't see what host 0 writes into FOLDER/{}: name a folder on a disk that all hosts share"
     assert said["written"] == unseen.format("new") and said["in a loop"] == unseen.format("loop")
     assert said.get("closed", "not the superuser") in (
         "host 1: this user may not write into FOLDER/closed: name a folder that can be written, or change its mode",
@@ -107,9 +101,7 @@ def test_a_save_that_one_host_can_not_write_ends_on_all_at_once_and_leaves_the_o
     first, by_1, by_0, last = two[0]["full"]["said"]
     assert first == last == "done"
     for said, host, n in ((by_1, 1, 2), (by_0, 0, 3)):
-        assert said.startswith(f"host {host}: can't write checkpoint {n} into") and said.endswith(
-            "the last one is 1"
-        )
+        assert said.startswith(f"host {host}: can't write checkpoint {n} into") and said.endswith("the last one is 1")
     for host in two:
         assert host["full"]["steps"] == [1, 4] and host["full"]["same"]
         assert host["full"]["left"] == [".jaxshard-saving", "1", "4"]

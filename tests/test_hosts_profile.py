@@ -17,14 +17,10 @@ def test_every_device_of_all_hosts_is_there_and_its_times_add_up_to_the_step(hos
     first, second = (host["measured"] for host in hosts)
     assert {row["file"] for row in first["lines"]} == {"hosts_steps.py"}
     assert first == second, "all hosts have the same"
-    assert (
-        [each["device"] for each in first["devices"]] == [*range(8)] == [e["device"] for e in first["lanes"]]
-    )
+    assert [each["device"] for each in first["devices"]] == [*range(8)] == [e["device"] for e in first["lanes"]]
     assert (first["recorded"], first["read"], first["of_devices"]) == (2, 2, 8)
     low, high = first["step_s"]["min"], first["step_s"]["max"]
-    steps = [
-        sum(each[what] for what in ("compute", "moving", "waiting", "idle")) for each in first["devices"]
-    ]
+    steps = [sum(each[what] for what in ("compute", "moving", "waiting", "idle")) for each in first["devices"]]
     assert steps == pytest.approx([(low + high) / 2] * 8, rel=1e-3)
     rows = [*first["lines"], *filter(None, (first["others"], first["unknown"]))]
     for what in ("compute", "moving", "waiting"):

@@ -74,9 +74,7 @@ def test_stopped_by_an_exception_on_one_host_it_saves_once_more_and_goes_on(
 
 def test_interrupted_it_saves_once_more_on_all_hosts(hosts: Hosts, tmp_path: Path):
     once((tmp_path / "run" / "10").exists, lambda: os.kill(os.getpid(), signal.SIGINT))
-    said, _ = hosts.fails(
-        training(f"--checkpoint {tmp_path}/run --every 10", calls="10**6", then="time.sleep(0.05)")
-    )
+    said, _ = hosts.fails(training(f"--checkpoint {tmp_path}/run --every 10", calls="10**6", then="time.sleep(0.05)"))
     step = int(said.partition("Stopped at step ")[2].split()[0])
     assert f"saved at step {step} in {tmp_path}/run" in said
     assert checkpoints(tmp_path / "run")[-1] == step
@@ -85,14 +83,10 @@ def test_interrupted_it_saves_once_more_on_all_hosts(hosts: Hosts, tmp_path: Pat
 def test_a_loop_that_is_shorter_on_one_host_ends_with_a_line_and_a_checkpoint_that_all_have(
     hosts: Hosts, tmp_path: Path
 ):
-    line, _ = hosts.fails(
-        training(f"--checkpoint {tmp_path}/run --every 3", calls="12 - 4 * jax.process_index()")
-    )
+    line, _ = hosts.fails(training(f"--checkpoint {tmp_path}/run --every 3", calls="12 - 4 * jax.process_index()"))
     assert line == "host 1: its loop had ended"
     first, second, *last = checkpoints(tmp_path / "run")
-    assert (first, second) == (3, 6) and last in ([], [8]), (
-        "all hold the state of step 8, unless 6 was being written"
-    )
+    assert (first, second) == (3, 6) and last in ([], [8]), "all hold the state of step 8, unless 6 was being written"
 
 
 def test_a_folder_with_checkpoints_is_refused_on_all_hosts_in_one_line(hosts: Hosts, tmp_path: Path):

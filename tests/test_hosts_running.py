@@ -64,9 +64,7 @@ def test_engines_of_ipcluster_take_a_mesh_again_and_again_and_go_on_after_it(tmp
                 assert any("train_step" in o.data.get("text/plain", "") for o in said.outputs)
                 report = hosts.magics.session.history[-1]
                 assert report.check is not None and report.check.passed and report.mesh.processes == 2
-                line, _ = hosts.fails(
-                    "if jax.process_index(): raise ValueError('no')\ntrain_step(state, batch)"
-                )
+                line, _ = hosts.fails("if jax.process_index(): raise ValueError('no')\ntrain_step(state, batch)")
                 assert line.startswith("host 1: ValueError: no; the others ended with it")
                 hosts.cell("%shard doctor -o found")
                 assert hosts.notebook["found"].ok
@@ -81,10 +79,7 @@ def test_engines_of_ipcluster_take_a_mesh_again_and_again_and_go_on_after_it(tmp
             with ipp.Client(str(file), timeout=10) as client:  # they are their owner's as before
                 assert client[:].apply_sync(int, "7") == [7, 7]
                 kernel = "__import__('IPython').get_ipython().kernel"
-                assert (
-                    client[1].apply_sync(eval, f"{kernel}.saved_sigint_handler.__name__")
-                    == "default_int_handler"
-                )
+                assert client[1].apply_sync(eval, f"{kernel}.saved_sigint_handler.__name__") == "default_int_handler"
                 busy = client[1].apply_async(time.sleep, 4)
                 patch.setattr(starting, "ANSWER_S", 1.5)
                 line, _ = hosts.fails(f"%mesh cluster:{PROFILE} data=8")
@@ -97,16 +92,16 @@ def test_engines_of_ipcluster_take_a_mesh_again_and_again_and_go_on_after_it(tmp
             hosts.cell("%mesh --close")
 
 
-def stand(group: str | None) -> engine.Standing:
-    return engine.Standing("here", "here", False, group)
+def stand(group: str | None) -> engine.EngineState:
+    return engine.EngineState("here", "here", False, group)
 
 
 class Engines:
     """The part of a cluster that joining asks."""
 
     def __init__(self, processes: list[int], hosts: int):
-        self.spec, self.again = SPEC, SPEC.again(2, "data=8")
-        self._joined = [engine.Joined(p, hosts, 1, "m", ("cpu:0",), "cpu", "cpu", {}) for p in processes]
+        self.spec, self.restart_hint = SPEC, SPEC.restart_hint(2, "data=8")
+        self._joined = [engine.JoinedHost(p, hosts, 1, "m", ("cpu:0",), "cpu", "cpu", {}) for p in processes]
 
     def __len__(self) -> int:
         return 2
@@ -119,9 +114,7 @@ def test_engines_that_joined_others_have_to_be_restarted_and_the_line_says_how()
     both: Any = Engines([1, 0], 2)
     assert starting._joined_before(both, [stand(None), stand(None)]) == []
     assert len(starting._joined_before(both, [stand("a"), stand("a")])) == 2
-    restart = (
-        r"restart the engines: ipcluster stop --profile=ours; ipcluster start -n 2 --profile=ours; then %mesh"
-    )
+    restart = r"restart the engines: ipcluster stop --profile=ours; ipcluster start -n 2 --profile=ours; then %mesh"
     for groups in (("a", None), ("a", "b")):
         with pytest.raises(ShardError, match=restart):
             starting._joined_before(both, [stand(group) for group in groups])
@@ -131,17 +124,11 @@ def test_engines_that_joined_others_have_to_be_restarted_and_the_line_says_how()
 
 
 @pytest.mark.ci
-def test_a_cluster_that_is_not_there_is_told_with_what_starts_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cluster_that_is_not_there_is_told_with_what_starts_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    with pytest.raises(
-        ShardError, match=r"cluster:ours: .*\. ipcluster start -n 2 --profile=ours starts one"
-    ):
+    with pytest.raises(ShardError, match=r"cluster:ours: .*\. ipcluster start -n 2 --profile=ours starts one"):
         starting.start(SPEC, 8)
     nobody = tmp_path / "ipcontroller-client.json"
-    nobody.write_text(
-        json.dumps({"ssh": "", "interface": "tcp://127.0.0.1", "location": os.uname().nodename})
-    )
+    nobody.write_text(json.dumps({"ssh": "", "interface": "tcp://127.0.0.1", "location": os.uname().nodename}))
     with pytest.raises(ShardError, match=r"ipcluster start -n 2 starts one"):
         starting.start(HostsSpec.parse("cluster", str(nobody)), 8)

@@ -31,7 +31,7 @@ def listening(pids: set[int]) -> set[str]:
 def test_hosts_of_this_machine_listen_on_it_alone_and_their_keys_are_in_files_of_their_user(tmp_path: Path):
     with opened(tmp_path) as hosts:
         said = [hosts.cell(f"%%shard fsdp --check\n{STEP}")]
-        known = {*hosts.pids, *(process.pid for process in hosts.cluster.watched())}
+        known = {*hosts.pids, *(process.pid for process in hosts.cluster.hub_processes())}
         assert listening(known) and all(ip.startswith("127.") for ip in listening(known)), listening(known)
         folder = hosts.cluster.folder
         assert folder is not None and folder.stat().st_mode & 0o077 == 0
@@ -45,7 +45,7 @@ def test_hosts_of_this_machine_listen_on_it_alone_and_their_keys_are_in_files_of
         said += [hosts.cell("%shard doctor"), hosts.cell("%mesh")]
         shown = [line, error, repr(hosts.magics.session.history[-1].to_dict())]
         shown += [each.stdout + each.stderr + repr([o.data for o in each.outputs]) for each in said]
-        hosts.magics.keeping.write()
+        hosts.magics.history_writer.write()
         kept = b"".join(path.read_bytes() for path in tmp_path.glob("history.db*"))
         commands = repr([psutil.Process(pid).cmdline() for pid in known])
         for key in keys:
@@ -58,14 +58,14 @@ def test_what_simulated_devices_send_goes_through_the_address_that_is_asked_for(
     program = textwrap.dedent(
         """
         import sys, jax
-        from jaxshard_magic.coordination import gloo_at
+        from jaxshard_magic.coordination import set_gloo_address
         port, me, at = sys.argv[1:]
         jax.config.update("jax_platforms", "cpu")
-        gloo_at(at or None)
+        set_gloo_address(at or None)
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, 2, int(me), coordinator_bind_address=address)
         import psutil, numpy as np
-        from jaxshard_magic.doctor.reach import reach
+        from jaxshard_magic.doctor.reachability import reach
         found = reach("x")
         own = {c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
         print(sorted(ip for ip in own if "ffff" not in ip), type(found.reduced).__name__)
@@ -75,9 +75,7 @@ def test_what_simulated_devices_send_goes_through_the_address_that_is_asked_for(
     def said(at: str) -> list[str]:
         port = str(engine.free_port())
         run = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, port, str(me), at], stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen([sys.executable, "-c", program, port, str(me), at], stdout=subprocess.PIPE, text=True)
             for me in range(2)
         ]
         return [each.communicate(timeout=120)[0].splitlines()[-1] for each in run]
@@ -124,16 +122,14 @@ def test_without_encryption_in_libzmq_hosts_on_other_machines_are_refused(monkey
 
 
 def test_cpu_devices_of_several_machines_are_refused_unless_the_line_says_unencrypted():
-    with pytest.raises(
-        ShardError, match=r"neither password nor encryption.*%mesh ssh:node1,node2 --unencrypted"
-    ):
-        starting._may_be_heard(SSH, alone=False)
-    starting._may_be_heard(SSH, alone=True)
+    with pytest.raises(ShardError, match=r"neither password nor encryption.*%mesh ssh:node1,node2 --unencrypted"):
+        starting._check_encryption(SSH, alone=False)
+    starting._check_encryption(SSH, alone=True)
     for text in ("ssh:node1,node2 --unencrypted data=8", "ssh:node1,node2 data=8 --unencrypted"):
         spec = MeshSpec.parse(text)
         assert spec.hosts is not None and spec.axes == (("data", 8),)
         assert str(spec) == "ssh:node1,node2 --unencrypted data=8"
-        starting._may_be_heard(spec.hosts, alone=False)
+        starting._check_encryption(spec.hosts, alone=False)
     with pytest.raises(ShardError, match="hosts:2 listens on this machine alone: leave --unencrypted out"):
         MeshSpec.parse("hosts:2 --unencrypted data=8")
 
@@ -141,10 +137,10 @@ def test_cpu_devices_of_several_machines_are_refused_unless_the_line_says_unencr
 def test_engines_say_whether_they_are_on_one_machine_and_have_accelerators(monkeypatch: pytest.MonkeyPatch):
     from jaxshard_magic.doctor import devices
 
-    here = engine.standing()
-    assert here.machine == os.uname().nodename == socket.gethostname() and here.place.startswith(here.machine)
+    here = engine.engine_state()
+    assert here.machine == os.uname().nodename == socket.gethostname() and here.machine_id.startswith(here.machine)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(devices, "look", lambda: devices.Seen(gpu="2 x H100"))
-    assert engine.standing().accelerators
+    monkeypatch.setattr(devices, "find_accelerators", lambda: devices.SystemAccelerators(gpu="2 x H100"))
+    assert engine.engine_state().accelerators
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert not engine.standing().accelerators
+    assert not engine.engine_state().accelerators

@@ -9,9 +9,9 @@ import pytest
 from hosts_notebook import LOOP, STEP, Hosts, later, once, training
 from IPython.utils.capture import capture_output
 
-from jaxshard_magic.hosts.watch import NOT_BEGUN
+from jaxshard_magic.hosts.cell_run import NOT_BEGUN
 from jaxshard_magic.notebook import hosts_output
-from jaxshard_magic.notebook.hosts_output import Output
+from jaxshard_magic.notebook.hosts_output import HostsOutput
 from jaxshard_magic.report import Measured
 
 pytestmark = pytest.mark.ci
@@ -28,10 +28,10 @@ def folded(said: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> str:
     """What of two hosts' output is shown beside host 0's."""
     shown: list[dict[str, str]] = []
     monkeypatch.setattr(hosts_output, "display", lambda data, raw: shown.append(data))
-    output = Output(None, 2, lambda *_: None)
+    output = HostsOutput(None, 2, lambda *_: None)
     for host, text in said:
-        output.publish(host, {"header": {"msg_type": "stream"}, "content": {"name": "stdout", "text": text}})
-    output.others()
+        output.handle_message(host, {"header": {"msg_type": "stream"}, "content": {"name": "stdout", "text": text}})
+    output.show_differences()
     return "".join(data["text/plain"] for data in shown)
 
 
@@ -79,18 +79,12 @@ def test_what_a_cell_prints_is_shown_to_the_letter(hosts: Hosts, cell: str, said
 
 def test_numbers_are_whole_where_devices_connect_for_the_first_time(hosts: Hosts):
     sums = "jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, {axes}), mesh=mesh, in_specs=P(), out_specs=P()))"
-    hosts.cell(
-        "from jax.sharding import PartitionSpec as P\nmesh = jax.make_mesh((2, 2, 2), ('a', 'b', 'c'))"
-    )
+    hosts.cell("from jax.sharding import PartitionSpec as P\nmesh = jax.make_mesh((2, 2, 2), ('a', 'b', 'c'))")
     cell = "for axes in (('a',), ('b',), ('a', 'b'), ('a', 'c'), ('a', 'b', 'c')):\n"
-    cell += (
-        f"    print(1234567)\n    print(float({sums.format(axes='axes')}(2.5956)))\n    print('1000 steps')"
-    )
+    cell += f"    print(1234567)\n    print(float({sums.format(axes='axes')}(2.5956)))\n    print('1000 steps')"
     lines = hosts.cell(cell).stdout.splitlines()
     assert lines[::3] == ["1234567"] * 5 and lines[2::3] == ["1000 steps"] * 5
-    assert [float(line) for line in lines[1::3]] == pytest.approx(
-        [2.5956 * n for n in (2, 2, 4, 4, 8)], rel=1e-5
-    )
+    assert [float(line) for line in lines[1::3]] == pytest.approx([2.5956 * n for n in (2, 2, 4, 4, 8)], rel=1e-5)
 
 
 def test_other_rows_on_one_host_are_told_and_all_hosts_go_on(hosts: Hosts):
@@ -128,9 +122,7 @@ def test_a_model_with_typed_keys_is_gathered_and_rescued(hosts: Hosts):
     step += "    loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)\n"
     step += "    optimizer.update(model, grads)\n    return loss\nnet_step(model, optimizer, x)"
     hosts.cell(f"%%shard dp --step net_step\n{step}")
-    hosts.cell(
-        "kept = net_step.gather(nnx.state(model))\nassert len(kept['a']['kernel'][...].devices()) == 1"
-    )
+    hosts.cell("kept = net_step.gather(nnx.state(model))\nassert len(kept['a']['kernel'][...].devices()) == 1")
     said = hosts.cell("%shard rescue model kept optimizer").stdout
     assert "of typed keys their numbers" in said
     model = hosts.notebook["model"]
@@ -233,9 +225,7 @@ def test_a_loop_that_is_stopped_is_told_once_with_its_report_behind_it(hosts: Ho
     third = tmp_path / "third step"
     once(third.exists, lambda: os.kill(os.getpid(), signal.SIGINT))
     with capture_output() as said:
-        error = hosts.notebook.fails(
-            f"%%shard dp\n{STEP}\n{LOOP}    if n == 3: open({str(third)!r}, 'w').close()"
-        )
+        error = hosts.notebook.fails(f"%%shard dp\n{STEP}\n{LOOP}    if n == 3: open({str(third)!r}, 'w').close()")
     assert str(error).startswith("Stopped at step ") and ", line " in str(error)
     assert f"{said.stdout}{said.stderr}".count("Stopped at") == 1
     assert "Stopped at" in said.outputs[-1].data["text/plain"]

@@ -12,9 +12,9 @@ import pytest
 from conftest import Notebook, shell
 from IPython.core.compilerop import CachingCompiler
 
-from jaxshard_magic.hosts.pickling import received
+from jaxshard_magic.hosts.pickling import bind_transfer
 from jaxshard_magic.hosts.transfer import Import
-from jaxshard_magic.notebook.hosts_values import SMALL, Packing
+from jaxshard_magic.notebook.hosts_values import MAX_SENT_BYTES, NamePacker
 
 CELLS = [
     """
@@ -127,10 +127,10 @@ class Sender:
 
     notebook: Notebook
 
-    def packed(self, names: str, host: Host, words: str = "", sent: Sequence[str] = ()) -> Packing:
+    def packed(self, names: str, host: Host, words: str = "", sent: Sequence[str] = ()) -> NamePacker:
         space = self.notebook.shell.user_ns
         lacking = [name for name in space if name not in host.user_ns and not name.startswith("_")]
-        packing = Packing(self.notebook.shell, lacking, sent, words.split(), {})
+        packing = NamePacker(self.notebook.shell, lacking, sent, words.split(), {})
         self.transfer = packing.transfer(names.split())
         return packing
 
@@ -138,7 +138,7 @@ class Sender:
         host = Host() if host is None else host
         self.packed(names, host, words, sent)
         assert self.transfer is not None
-        _, failed = received(self.transfer, host)
+        _, failed = bind_transfer(self.transfer, host)
         assert not failed, failed
         return host
 
@@ -257,9 +257,9 @@ def test_modules_come_with_the_submodules_that_the_cell_reads(sender: Sender):
 @pytest.mark.parametrize("name", ["lock", "locked", "on_devices", "large", "twice_larger"])
 def test_what_can_not_be_pickled_or_is_large_is_left(sender: Sender, name: str):
     packing = sender.packed(name, Host())
-    assert sender.transfer is None and not packing.told
-    size = packing.left[name]
-    assert size is None if name in ("lock", "locked", "on_devices") else size > SMALL
+    assert sender.transfer is None and not packing.labels
+    size = packing.unsendable[name]
+    assert size is None if name in ("lock", "locked", "on_devices") else size > MAX_SENT_BYTES
 
 
 def test_a_function_goes_without_what_it_reads_where_that_can_not(sender: Sender):
@@ -271,7 +271,7 @@ def test_an_object_of_a_class_that_was_defined_anew_since_is_left(sender: Sender
     sender.notebook.run("class Old:\n    def f(self): pass\nold = Old()")
     sender.notebook.run("class Old:\n    def g(self): pass")
     packing = sender.packed("old", Host())
-    assert sender.transfer is None and packing.left == {"old": None}
+    assert sender.transfer is None and packing.unsendable == {"old": None}
 
 
 def test_a_step_that_a_cell_has_sharded_goes_as_its_line_and_its_definition_alone(sender: Sender):
@@ -280,18 +280,16 @@ def test_a_step_that_a_cell_has_sharded_goes_as_its_line_and_its_definition_alon
     sender.notebook.run(f"%%shard dp --microbatches 1;\nrate = 0.5{step}w = train_step(jnp.ones(8))")
     packing = sender.packed("train_step w", Host())
     number = len(sender.notebook["In"]) - 1
-    assert packing.left == {}
-    assert packing.steps == [(number, f"%%shard dp --microbatches 1\n{step}\n\nNone;")]
-    assert {*packing.told} == {"train_step under %%shard dp --microbatches 1", "w", "jnp", "jax", "rate"}
+    assert packing.unsendable == {}
+    assert packing.step_cells == [(number, f"%%shard dp --microbatches 1\n{step}\n\nNone;")]
+    assert {*packing.labels} == {"train_step under %%shard dp --microbatches 1", "w", "jnp", "jax", "rate"}
     sender.notebook.run("holder = [train_step]")
-    assert sender.packed("holder", Host()).left == {"holder": None}
+    assert sender.packed("holder", Host()).unsendable == {"holder": None}
 
 
 def test_a_step_that_was_sharded_without_a_cell_does_not_go(sender: Sender):
-    sender.notebook.run(
-        "import jaxshard_magic\nother = jaxshard_magic.shard(lambda w: w / 2, 'dp', mesh='data=8')"
-    )
-    assert sender.packed("other", Host()).left == {"other": None} and sender.transfer is None
+    sender.notebook.run("import jaxshard_magic\nother = jaxshard_magic.shard(lambda w: w / 2, 'dp', mesh='data=8')")
+    assert sender.packed("other", Host()).unsendable == {"other": None} and sender.transfer is None
 
 
 def test_what_a_host_can_not_make_is_named_with_the_reason(sender: Sender, monkeypatch: pytest.MonkeyPatch):
@@ -300,6 +298,6 @@ def test_what_a_host_can_not_make_is_named_with_the_reason(sender: Sender, monke
     assert sender.transfer is not None
     monkeypatch.setitem(sys.modules, "http.cookies", None)
     host = Host()
-    values, failed = received(sender.transfer, host)
+    values, failed = bind_transfer(sender.transfer, host)
     assert [*failed] == ["only_here"] and failed["only_here"].startswith("ModuleNotFoundError")
     assert set(values) <= {"scale"}

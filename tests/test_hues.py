@@ -32,9 +32,7 @@ def test_every_job_of_a_mesh_axis_has_a_hue_of_its_own():
 
 
 def test_the_browser_decides_as_the_table_says(show: Stage):
-    found = show.page.evaluate(
-        "names => names.map(each => report.axes.hues(each))", [axes for axes, _ in CASES]
-    )
+    found = show.page.evaluate("names => names.map(each => report.axes.hues(each))", [axes for axes, _ in CASES])
     assert found == [numbers for _, numbers in CASES]
 
 

@@ -21,36 +21,34 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 CONFIG = "config config.flags config.options config.strategies"
-DOING = (
-    f"{CONFIG} simulate specs program strategies plan step gradients schedule pipeline placing coordination"
-)
-BELOW_API = f"doctor {DOING} live analysis report hardware wires packages targets compiler_log"
+DOING = f"{CONFIG} simulate specs program strategies plan step gradients schedule pipeline device_arrays coordination"
+BELOW_API = f"doctor {DOING} live analysis report hardware links packages targets compiler_log"
 
 # room: what of ours, then what of others.
 MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
-        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views "
-        f"cell_files places hosts units files {BELOW_API}",
+        f"notebook.cells notebook.options notebook.progress api search explorer codegen feeding history views "
+        f"cell_files code_locations hosts units files {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
     "hosts": ("coordination doctor packages hosts.spec report", "psutil"),
     "hosts.spec": ("", ""),
-    "placing": ("", "jax numpy"),
+    "device_arrays": ("", "jax numpy"),
     "coordination": ("", "jax"),
-    "notebook.cells": ("cell_files code_reads places units", "IPython psutil"),
+    "notebook.cells": ("cell_files code_reads code_locations units", "IPython psutil"),
     "notebook.options": ("config.flags config.options config.strategies", ""),
     "notebook.progress": ("units views", "IPython"),
-    "api": (f"views comparing hosts {BELOW_API}", "jax numpy"),
-    "explorer": (f"comparing report targets {DOING}", "jax numpy"),
-    "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
+    "api": (f"views search hosts {BELOW_API}", "jax numpy"),
+    "explorer": (f"search report targets {DOING}", "jax numpy"),
+    "search": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
-        f"{CONFIG} placing program gradients strategies step analysis report targets compiler_log",
+        f"{CONFIG} device_arrays program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
-    "program": ("code_reads meanwhile places placing", "jax jaxlib numpy"),
+    "program": ("code_reads compile_wait code_locations device_arrays", "jax jaxlib numpy"),
     "config": (
         "config.flags config.options config.strategies simulate specs schedule hardware targets compiler_log "
         "hosts.spec",
@@ -62,34 +60,36 @@ MAY_IMPORT = {
     "strategies": (f"{CONFIG} specs program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
-        f"{CONFIG} cell_files places placing coordination plan program gradients strategies pipeline targets live "
-        "compiler_log meanwhile checkpoints packages report units",
+        f"{CONFIG} cell_files code_locations device_arrays coordination plan program gradients strategies "
+        "pipeline targets live "
+        "compiler_log compile_wait checkpoints packages report units",
         "jax numpy",
     ),
-    "feeding": ("placing program step", "jax numpy"),
+    "feeding": ("device_arrays program step", "jax numpy"),
     "live": ("report", "numpy"),
-    "checkpoints": ("coordination files placing packages program", "jax numpy"),
+    "checkpoints": ("coordination files device_arrays packages program", "jax numpy"),
     "gradients": (f"{CONFIG} program plan", "jax numpy"),
     "schedule": ("report", ""),
-    "pipeline": (f"{CONFIG} meanwhile schedule program gradients strategies plan", "jax numpy"),
+    "pipeline": (f"{CONFIG} compile_wait schedule program gradients strategies plan", "jax numpy"),
     "analysis": (
-        f"{CONFIG} cell_files places placing program gradients strategies plan live report hardware wires targets "
+        f"{CONFIG} cell_files code_locations device_arrays program gradients strategies plan live report "
+        "hardware links targets "
         "schedule pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),
     "history": ("files packages report", "platformdirs psutil"),
-    "views": ("config.strategies report places units", "pygments"),
+    "views": ("config.strategies report code_locations units", "pygments"),
     "doctor": ("coordination packages targets units", "jax numpy"),
-    "targets": ("files hardware packages compiler_log meanwhile units", "jax numpy platformdirs"),
+    "targets": ("files hardware packages compiler_log compile_wait units", "jax numpy platformdirs"),
     "files": ("", ""),
     "packages": ("", ""),
     "compiler_log": ("", ""),
-    "meanwhile": ("", ""),
+    "compile_wait": ("", ""),
     "hardware": ("", ""),
-    "wires": ("hardware units", ""),
+    "links": ("hardware units", ""),
     "cell_files": ("", ""),
-    "places": ("cell_files", ""),
+    "code_locations": ("cell_files", ""),
     "units": ("", ""),
     "code_reads": ("", ""),
     "errors": ("", ""),
@@ -102,8 +102,8 @@ MAY_IMPORT = {
 # Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {
     "hosts.pickling",
-    "hosts.rescued",
-    "program.nnx_calls",
+    "hosts.plain_values",
+    "program.nnx_objects",
     "views.choice.widget",
     "views.comparison.widget",
     "views.explorer_widget",
@@ -118,7 +118,10 @@ LATE_MODULES = {
 
 LATE = {
     # What runs on an engine, and what starts engines.
-    "hosts": ("step program analysis placing", "ipyparallel jax numpy IPython zmq cloudpickle traitlets"),
+    "hosts": (
+        "step program analysis device_arrays",
+        "ipyparallel jax numpy IPython zmq cloudpickle traitlets",
+    ),
     "checkpoints": ("", "orbax tensorstore"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html

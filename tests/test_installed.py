@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxshard_magic import packages
-from jaxshard_magic.packages import install, upgrade
+from jaxshard_magic.packages import install_command, upgrade_command
 
 
 @pytest.fixture
@@ -34,20 +34,20 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_an_editable_checkout_is_installed_again_by_its_folder(installed, checkout):
     installed({"url": checkout.as_uri(), "dir_info": {"editable": True}})
-    assert install("tpu", "jax==0.10.2") == f"pip install -e '{checkout}[tpu]' \"jax==0.10.2\""
-    assert upgrade() == f"git -C '{checkout}' pull"
+    assert install_command("tpu", "jax==0.10.2") == f"pip install -e '{checkout}[tpu]' \"jax==0.10.2\""
+    assert upgrade_command() == f"git -C '{checkout}' pull"
 
 
 def test_in_the_checkout_itself_a_dot_names_it(installed, checkout, monkeypatch):
     installed({"url": checkout.as_uri(), "dir_info": {"editable": True}})
     monkeypatch.chdir(checkout)
-    assert install("tpu") == "pip install -e '.[tpu]'"
+    assert install_command("tpu") == "pip install -e '.[tpu]'"
 
 
 def test_a_copy_of_a_checkout_is_installed_anew_to_be_newer(installed, checkout):
     installed({"url": checkout.as_uri(), "dir_info": {}})
-    assert install("cuda-aot") == f"pip install '{checkout}[cuda-aot]'"
-    assert upgrade() == f"git -C '{checkout}' pull && pip install '{checkout}'"
+    assert install_command("cuda-aot") == f"pip install '{checkout}[cuda-aot]'"
+    assert upgrade_command() == f"git -C '{checkout}' pull && pip install '{checkout}'"
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_copy_of_a_checkout_is_installed_anew_to_be_newer(installed, checkout)
 )
 def test_elsewhere_the_address_or_the_name_is_told(installed, origin, extra, newer):
     installed(origin)
-    assert install("tpu") == f"pip install {extra}"
-    assert upgrade() == f"pip install --upgrade {newer}"
+    assert install_command("tpu") == f"pip install {extra}"
+    assert upgrade_command() == f"pip install --upgrade {newer}"
 
 
 def test_a_package_that_nobody_installed_is_told_by_its_name(monkeypatch):
     monkeypatch.setattr(packages, "OURS", "a-name-that-nothing-has")
-    assert install("tpu") == 'pip install "a-name-that-nothing-has[tpu]"'
+    assert install_command("tpu") == 'pip install "a-name-that-nothing-has[tpu]"'

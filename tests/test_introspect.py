@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxshard_magic.introspect import is_a, is_iterator, is_method, own_attributes, shown, static_attribute
+from jaxshard_magic.introspect import (
+    is_a,
+    is_iterator,
+    is_method,
+    own_attributes,
+    safe_repr,
+    static_attribute,
+)
 from jaxshard_magic.notebook.cells.names import plain_function
-from jaxshard_magic.program.held import held_key
-from jaxshard_magic.program.unwrap import strip
+from jaxshard_magic.program.cache_keys import cache_key
+from jaxshard_magic.program.unwrap import unwrap_step
 
 
 class Raising(Exception):
@@ -77,9 +84,7 @@ def function(x):
 def test_attributes_are_those_that_objects_hold():
     lazy, slots = Lazy(), Slots()
     assert (static_attribute(lazy, "there"), static_attribute(lazy, "method")()) == (1, 2)
-    assert [static_attribute(lazy, name, "none") for name in ("computed", "absent", "__wrapped__")] == [
-        "none"
-    ] * 3
+    assert [static_attribute(lazy, name, "none") for name in ("computed", "absent", "__wrapped__")] == ["none"] * 3
     assert (static_attribute(slots, "filled"), static_attribute(slots, "unset"), own_attributes(slots)) == (
         1,
         None,
@@ -107,7 +112,7 @@ def test_types_alone_tell_what_an_object_is():
 
 
 def test_an_object_that_raises_is_called_by_its_type():
-    assert shown(Lazy()) == "<Lazy>" and shown(1) == "1"
+    assert safe_repr(Lazy()) == "<Lazy>" and safe_repr(1) == "1"
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, nnx.jit, eqx.filter_jit, functools.partial, lambda f: f])
@@ -116,16 +121,14 @@ def test_the_function_under_wrappers_is_found(wrap):
 
 
 def test_no_function_is_looked_for_under_a_lazy_object():
-    assert (
-        plain_function(Lazy()) is plain_function(functools.partial(Lazy())) is plain_function(Proxy()) is None
-    )
+    assert plain_function(Lazy()) is plain_function(functools.partial(Lazy())) is plain_function(Proxy()) is None
 
 
 def test_a_lazy_object_is_a_step():
-    assert strip(Lazy()).name == "__call__"
+    assert unwrap_step(Lazy()).name == "__call__"
 
 
 def test_keys_of_objects_that_raise_are_equal_for_one_object():
     one, other = Lazy(), Lazy()
-    assert held_key(one) == held_key(one) and held_key(one) != held_key(other)
-    assert hash(held_key(one)) == hash(held_key(other))
+    assert cache_key(one) == cache_key(one) and cache_key(one) != cache_key(other)
+    assert hash(cache_key(one)) == hash(cache_key(other))

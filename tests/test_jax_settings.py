@@ -55,9 +55,7 @@ def test_a_step_runs_under_it(deep, name, value, line):
 
 @pytest.mark.parametrize("line", [LINES[1], *(pytest.param(line, marks=FULL) for line in LINES[::2])])
 def test_a_nan_is_found_at_its_operation_and_the_state_stays(deep, line):
-    deep.run(
-        "loss_of = loss_fn\ndef loss_fn(params, batch):\n    return jnp.log(loss_of(params, batch) - 1e9)"
-    )
+    deep.run("loss_of = loss_fn\ndef loss_fn(params, batch):\n    return jnp.log(loss_of(params, batch) - 1e9)")
     before = deep["state"]
     with jax.debug_nans(True):
         error = deep.fails(f"%%shard {line};{STEP}{LOOP}")

@@ -151,9 +151,7 @@ def test_tab_offers_what_may_stand_there_alone(notebook: Notebook, cell: int, of
 def test_a_comparison_is_stopped_by_its_button_and_keeps_what_is_done(notebook: Notebook):
     cell = notebook.page.locator(".jp-CodeCell").nth(COMPARE)
     cell.locator(".jp-InputPrompt").click()
-    notebook.page.evaluate(
-        "() => void jupyterapp.commands.execute('notebook:run-cell')"
-    )  # that waits for the cell
+    notebook.page.evaluate("() => void jupyterapp.commands.execute('notebook:run-cell')")  # that waits for the cell
     stop = cell.get_by_role("button", name="Stop, and keep what is done")
     expect(cell).to_contain_text(re.compile("[Ll]east memory: "), timeout=60_000)  # the table grows meanwhile
     stop.click()

@@ -36,9 +36,7 @@ CELLS = [
     "%%shard tp" + STEP.format(400) + "weights, loss = train_step(weights, batch)",
     "%%shard dp" + STEP.format(1) + "weights, loss = train_step(weights, batch)\nweights['gone']",
     "print('behind')",
-    "%%shard dp,tp --repeat 100000 -o compared"
-    + STEP.format(1)
-    + "weights, loss = train_step(weights, batch)",
+    "%%shard dp,tp --repeat 100000 -o compared" + STEP.format(1) + "weights, loss = train_step(weights, batch)",
     "%shard history --limit 9",
 ]
 
@@ -118,7 +116,5 @@ def test_cells_that_wait_behind_one_that_is_stopped_do_not_run(notebook: Noteboo
     notebook.begin(BEHIND)
     expect(notebook.cell(TRAIN)).to_contain_text("a call", timeout=60_000)
     notebook.page.get_by_role("button", name="Interrupt the kernel").click()
-    until(
-        lambda: "[*]" not in notebook.cell(BEHIND).locator(".jp-InputPrompt").inner_text(), "the cell behind"
-    )
+    until(lambda: "[*]" not in notebook.cell(BEHIND).locator(".jp-InputPrompt").inner_text(), "the cell behind")
     expect(notebook.cell(BEHIND).locator(".jp-OutputArea-output")).to_have_count(0)

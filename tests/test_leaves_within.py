@@ -17,9 +17,9 @@ from sample_reports import bare
 from sample_staged import STAGES, of_stage, staged
 
 from jaxshard_magic.report import Leaf, Report
-from jaxshard_magic.report.held import held, on_device, on_fullest
+from jaxshard_magic.report.device_leaves import leaves_on_device, leaves_on_fullest, stored_bytes
 from jaxshard_magic.views import leaf_rows, svg
-from jaxshard_magic.views.format import SPACE, place_text
+from jaxshard_magic.views.format import SPACE, submesh_text
 from jaxshard_magic.views.payload import payload
 
 INFO = mesh(STAGES)
@@ -46,11 +46,11 @@ def test_a_leaf_keeps_its_part_of_the_mesh_in_json():
 def test_bytes_are_those_of_the_device_that_holds_most():
     everywhere = leaf("e", (4, 4), (), STAGES)
     leaves = [square(0, "a"), square(1, "b", stages=2), square(2, "c"), square(3, "d"), everywhere]
-    assert [x.path for x in on_fullest(leaves)] == ["b", "c", "e"]  # stage 2 has a half of b, c, and e
-    assert held(leaves) == 3 * 64
+    assert [x.path for x in leaves_on_fullest(leaves)] == ["b", "c", "e"]  # stage 2 has a half of b, c, and e
+    assert stored_bytes(leaves) == 3 * 64
     assert leaf_rows.role_bytes(leaves) == {"params": 3 * 64}
-    assert [x.path for x in on_device(leaves, INFO, 7)] == ["d", "e"]  # device 7 is pipe 3, data 1
-    assert held([]) == 0
+    assert [x.path for x in leaves_on_device(leaves, INFO, 7)] == ["d", "e"]  # device 7 is pipe 3, data 1
+    assert stored_bytes([]) == 0
 
 
 SPANS = st.tuples(st.integers(0, 3), st.integers(1, 4)).map(lambda s: (s[0], min(4, s[0] + s[1])))
@@ -65,13 +65,13 @@ def test_no_device_holds_more_than_the_fullest(parts):
         return all(first <= at[a] < end for a, (first, end) in x.within.items())
 
     devices = [{"a": a, "b": b} for a, b in product(range(4), repeat=2)]
-    assert held(made) == max(sum(x.bytes_per_device for x in made if lies(x, at)) for at in devices)
+    assert stored_bytes(made) == max(sum(x.bytes_per_device for x in made if lies(x, at)) for at in devices)
 
 
 def test_a_leaf_is_cut_and_copied_over_its_own_devices_alone():
     stack, one = square(1, "stack", stages=2), square(2, "one")
-    assert leaf_rows.cuts(stack, INFO) == ((("pipe", 2),), ())
-    assert (leaf_rows.copies(stack, INFO), leaf_rows.copies(one, INFO)) == (2, 2)  # over data
+    assert leaf_rows.sized_dim_axes(stack, INFO) == ((("pipe", 2),), ())
+    assert (leaf_rows.replica_count(stack, INFO), leaf_rows.replica_count(one, INFO)) == (2, 2)  # over data
     assert svg.blocks_text(stack, INFO) == "dim 0 in 2 over pipe; each block on 2 devices, on pipe=1-2 only"
     assert svg.blocks_text(one, INFO) == "whole, on 2 devices, on pipe=2 only"
 
@@ -81,12 +81,10 @@ def test_layers_that_differ_in_their_stage_are_one_row():
     leaves += [replace(x, path=f"mu.{x.path}", role="optimizer") for x in leaves]
     (row,) = leaf_rows.fold(leaves)
     assert (row.path, row.members, row.bytes_per_device) == ("layers.0-15.w", 16, 4 * 64)
-    assert place_text(row.leaves) == "on one of pipe=0-3"
+    assert submesh_text(row.leaves) == "on one of pipe=0-3"
     assert len(row.followers) == 16
-    (below,) = leaf_rows.listing(replace(bare(), leaves=tuple(leaves))).below
-    assert told(below) == (
-        "16 optimizer leaves are cut as the parameters they follow, 256 B on the fullest device"
-    )
+    (below,) = leaf_rows.listing(replace(bare(), leaves=tuple(leaves))).notes
+    assert told(below) == ("16 optimizer leaves are cut as the parameters they follow, 256 B on the fullest device")
 
 
 def test_a_moment_follows_the_parameter_of_its_own_stage():
@@ -106,7 +104,7 @@ def test_a_moment_follows_the_parameter_of_its_own_stage():
     ],
 )
 def test_a_part_of_the_mesh_in_words(parts, said: str):
-    assert place_text([replace(square(0, "w"), within=within) for within in parts]) == said
+    assert submesh_text([replace(square(0, "w"), within=within) for within in parts]) == said
 
 
 def test_text_and_html_say_where_leaves_lie_and_what_each_stage_holds():

@@ -12,8 +12,8 @@ from cells import GIVEN, LOOP, STEP
 import jaxshard_magic
 from jaxshard_magic.analysis.frames import Frame, Frames
 from jaxshard_magic.analysis.sources import CHANGED, GONE, SourceText
-from jaxshard_magic.program.lines import is_users
-from jaxshard_magic.report import Report, Source
+from jaxshard_magic.program.source_lines import is_user_file
+from jaxshard_magic.report import Report, SourceExcerpt
 
 WHOLE = """
 import jax, jax.numpy as jnp
@@ -36,7 +36,7 @@ def lines(report: Report) -> dict[str | None, str | None]:
     return {c.what: c.source for c in report.collectives or ()}
 
 
-def text_of(source: Source) -> dict[int, str]:
+def text_of(source: SourceExcerpt) -> dict[int, str]:
     return dict(zip(source.numbers, source.text, strict=True))
 
 
@@ -56,9 +56,7 @@ def test_a_collective_of_a_cell_has_the_line_that_its_editor_shows(given):
         assert c.called is None
 
 
-@pytest.mark.parametrize(
-    "option", ["", " --remat dots"]
-)  # without one and with one that takes gradients anew
+@pytest.mark.parametrize("option", ["", " --remat dots"])  # without one and with one that takes gradients anew
 def test_the_innermost_line_comes_first_and_that_of_the_steps_own_cell_is_named(given, option):
     given.run(WHOLE.split("\ndef train_step")[0].lstrip())
     first = given.shell.execution_count - 1
@@ -101,9 +99,7 @@ def test_a_step_of_a_module_shows_the_parts_of_its_file_that_matter(given, tmp_p
 def test_a_step_that_a_file_ran_is_told_by_that_files_lines(given, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        GIVEN
-        + WHOLE
-        + '\nimport jaxshard_magic\nstep = jaxshard_magic.shard(train_step, "dp", mesh="data=8")\n'
+        GIVEN + WHOLE + '\nimport jaxshard_magic\nstep = jaxshard_magic.shard(train_step, "dp", mesh="data=8")\n'
         "step(state, batch)\nreport = step.report()\n"
     )
     report = given.run(f"%run {script}\nreport")
@@ -143,9 +139,7 @@ def test_the_text_of_a_file_that_is_gone_or_has_changed_is_not_guessed_at(tmp_pa
 def test_two_calls_of_one_jitted_function_are_told_apart(tmp_path):
     path = tmp_path / "twice.py"
     path.write_text(
-        WHOLE.replace(
-            "def predict", "@jax.jit\ndef layer(x, w):\n    return jnp.tanh(x @ w)\n\ndef predict"
-        ).replace(
+        WHOLE.replace("def predict", "@jax.jit\ndef layer(x, w):\n    return jnp.tanh(x @ w)\n\ndef predict").replace(
             'return x @ params["w"] + params["b"]',
             'x = jax.nn.log_softmax(x @ params["a"])\n    x = layer(x, params["w"])\n    return layer(x, params["b"])',
         )
@@ -160,9 +154,7 @@ def test_two_calls_of_one_jitted_function_are_told_apart(tmp_path):
 
 
 def test_one_device_moves_nothing_and_has_no_lines():
-    path_step = jaxshard_magic.shard(
-        lambda w, x: w - 0.1 * jax.grad(lambda w: (w * x).sum())(w), "dp", mesh="data=1"
-    )
+    path_step = jaxshard_magic.shard(lambda w, x: w - 0.1 * jax.grad(lambda w: (w * x).sum())(w), "dp", mesh="data=1")
     path_step.prepare(jnp.ones(8), jnp.ones(8))
     report = path_step.report()
     assert report.collectives == ()
@@ -190,20 +182,18 @@ StackFrames
     chain = (Frame("/home/me/train.py", "train_step", 12), Frame("/home/me/model.py", "loss_fn", 31))
     assert Frames(header)[2] == chain
     assert Frames(header)[9] == ()
-    plain = header.replace("parent_frame_id=1", "parent_frame_id=0").replace(
-        "parent_frame_id=2", "parent_frame_id=1"
-    )
+    plain = header.replace("parent_frame_id=1", "parent_frame_id=0").replace("parent_frame_id=2", "parent_frame_id=1")
     assert Frames(plain)[2] == chain
     assert Frames("HloModule m\n")[1] == ()
 
 
 def test_libraries_are_not_the_users_own_files():
-    assert not is_users(jax.__file__)
-    assert not is_users(jaxshard_magic.__file__)
-    assert not is_users(re.__file__)
-    assert not is_users("<frozen importlib._bootstrap>")
-    assert is_users(__file__)
-    assert is_users("<ipython-input-3-0a1b2c>")
+    assert not is_user_file(jax.__file__)
+    assert not is_user_file(jaxshard_magic.__file__)
+    assert not is_user_file(re.__file__)
+    assert not is_user_file("<frozen importlib._bootstrap>")
+    assert is_user_file(__file__)
+    assert is_user_file("<ipython-input-3-0a1b2c>")
 
 
 def test_a_line_is_read_only_where_its_function_still_stands(tmp_path):
@@ -263,9 +253,7 @@ def _by_a_constant(layers, x):
 
 def _by_a_scanned_index(layers, x):
     def block(h, i):
-        w, b = jax.tree.map(
-            lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), (layers["w"], layers["b"])
-        )
+        w, b = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), (layers["w"], layers["b"]))
         return jnp.tanh(h @ w.astype(jnp.bfloat16) + b).astype(h.dtype), None
 
     return jax.lax.scan(block, x, jnp.arange(3))[0]

@@ -13,8 +13,8 @@ from flax import nnx
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.live import _part_of, _phases
-from jaxshard_magic.analysis.memory import peaks, with_measured
+from jaxshard_magic.analysis.memory import peak_bytes, with_measured
+from jaxshard_magic.analysis.memory_timeline import _describe_part, _phases
 from jaxshard_magic.report import DeviceMemory, Leaf, Memory, Report
 
 N, D, H = 512, 64, 1024
@@ -63,9 +63,7 @@ def test_the_buffers_and_the_rest_add_up_to_the_temporaries(step):
     assert held.temporaries - gaps <= told <= held.temporaries
     live = memory.live
     assert max(live.bytes) == live.bytes[live.peak]
-    assert (
-        held.peak - gaps <= live.bytes[live.peak] <= held.peak + 2**10
-    )  # constants, which `peak` leaves out on CPU
+    assert held.peak - gaps <= live.bytes[live.peak] <= held.peak + 2**10  # constants, which `peak` leaves out on CPU
 
 
 @pytest.mark.ci
@@ -123,7 +121,7 @@ def test_gradients_that_one_collective_sums_are_each_named_by_their_own_leaf():
 )
 def test_an_array_is_a_leaf_only_with_the_elements_of_it_or_of_a_device_s_part(dims, shape, said):
     leaf = Leaf("w", "params", shape, "float32", (), 0, 0, "")
-    assert _part_of(dims, leaf, 2) == said
+    assert _describe_part(dims, leaf, 2) == said
 
 
 def test_what_lies_at_the_peak_is_told_with_its_weight_its_stack_and_whether_it_is_kept():
@@ -175,8 +173,8 @@ def mesh_of(*stats):
 
 
 def test_a_measured_peak_is_the_steps_own_only_where_it_rose():
-    before = peaks(mesh_of({"peak_bytes_in_use": 100}, {"peak_bytes_in_use": 900}, None))
-    after = peaks(mesh_of({"peak_bytes_in_use": 700}, {"peak_bytes_in_use": 900}, None))
+    before = peak_bytes(mesh_of({"peak_bytes_in_use": 100}, {"peak_bytes_in_use": 900}, None))
+    after = peak_bytes(mesh_of({"peak_bytes_in_use": 700}, {"peak_bytes_in_use": 900}, None))
     assert (before, after) == ((100, 900, None), (700, 900, None))
     found = Memory(tuple(DeviceMemory(d, 0, 0, 0, 0, 0, 650, 1000) for d in range(3)), "compiled")
     assert [d.measured for d in with_measured(found, before, after).per_device] == [700, None, None]

@@ -13,10 +13,10 @@ import pytest
 from cells import LOOP, STEP, close
 
 from jaxshard_magic.notebook import shard_cell
-from jaxshard_magic.notebook.cells import Step
-from jaxshard_magic.notebook.cells.constants import Constants, Unchanged
-from jaxshard_magic.notebook.cells.lengths import Lengths
-from jaxshard_magic.notebook.cells.loops import follow_loops
+from jaxshard_magic.notebook.cells import StepLocation
+from jaxshard_magic.notebook.cells.injected_calls import InjectedCalls, PassThrough
+from jaxshard_magic.notebook.cells.loop_lengths import LoopLengths
+from jaxshard_magic.notebook.cells.loop_tracking import track_loops
 
 
 class tqdm:
@@ -36,7 +36,7 @@ class Cell:
     """Runs code whose calls of `train_step` are counted; `totals` are those known at each of them."""
 
     def __init__(self, **namespace: Any):
-        self.lengths, self.totals = Lengths(), []
+        self.lengths, self.totals = LoopLengths(), []
         self.namespace = {
             "train_step": self.step,
             "tqdm": tqdm,
@@ -46,14 +46,14 @@ class Cell:
         }
 
     def step(self, *_: Any) -> None:
-        self.totals.append(self.lengths.total())
+        self.totals.append(self.lengths.expected_total())
 
     def run(self, code: str, path: str = "train_step") -> list[int | None]:
         tree = ast.parse(textwrap.dedent(code))
-        constants = Constants()
-        follow_loops(tree, "<cell>", Step(path, here=True), self.namespace, self.lengths, constants)
+        constants = InjectedCalls()
+        track_loops(tree, "<cell>", StepLocation(path, in_cell=True), self.namespace, self.lengths, constants)
         with self.lengths.counting(lambda: len(self.totals)):
-            exec(constants.complete(compile(tree, "<cell>", "exec")), self.namespace)
+            exec(constants.insert_callables(compile(tree, "<cell>", "exec")), self.namespace)
         return self.totals
 
 
@@ -220,9 +220,7 @@ def test_an_error_is_the_one_it_would_be_with_the_same_lines(iterable):
     def lines(run) -> tuple[str, list[int]]:
         with pytest.raises((TypeError, NameError, KeyError)) as caught:
             run()
-        return repr(caught.value), [
-            entry.lineno + 1 for entry in caught.traceback[1:] if "<" in str(entry.path)
-        ]
+        return repr(caught.value), [entry.lineno + 1 for entry in caught.traceback[1:] if "<" in str(entry.path)]
 
     cell = Cell(Broken=Broken)
     plain = lines(lambda: exec(compile(code, "<cell>", "exec"), cell.namespace))
@@ -237,7 +235,7 @@ def constants(code: CodeType) -> Iterator[Any]:
 def test_a_function_can_be_sent_to_another_process():
     cell = Cell()
     cell.run("def fit():\n  for x in enumerate('ab'): train_step()")
-    ours = [c for c in constants(cell.namespace["fit"].__code__) if isinstance(c, Unchanged)]
+    ours = [c for c in constants(cell.namespace["fit"].__code__) if isinstance(c, PassThrough)]
     assert len(ours) == 2
     for through in ours:
         assert pickle.loads(pickle.dumps(through))(cell) is cell
@@ -252,16 +250,14 @@ def watched(given, monkeypatch):
 
 
 def test_a_function_that_outlives_its_cell_trains_on(watched, trained):
-    watched.run(
-        "%%shard fsdp" + STEP + "def fit(state):" + LOOP.replace("\n", "\n    ") + "\n    return state"
-    )
+    watched.run("%%shard fsdp" + STEP + "def fit(state):" + LOOP.replace("\n", "\n    ") + "\n    return state")
     watched.run("state = fit(state)")
     assert close(watched["state"], trained)
 
 
 def test_the_next_cell_knows_the_loops_of_a_function_that_outlived_its_own(watched):
-    lengths = watched.shell.magics_manager.registry["ShardMagics"].cell_magic.lengths
-    watched.shell.user_ns["total"] = lambda: totals.append(lengths.total())
+    lengths = watched.shell.magics_manager.registry["ShardMagics"].cell_magic.loop_lengths
+    watched.shell.user_ns["total"] = lambda: totals.append(lengths.expected_total())
     totals: list[int | None] = []
     loop = LOOP.replace("\n", "\n    ") + "\n        total()"
     watched.run("%%shard fsdp" + STEP + "def fit(state):" + loop + "\n    return state")

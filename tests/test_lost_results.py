@@ -70,9 +70,7 @@ def test_what_is_lost_of_a_step_is_told_alone(step, says):
     for strategy in ("dp", "fsdp"):
         (message,) = said_of(step, strategy).values()
         assert message.startswith(says)
-        assert ("the loss and the gradient of w" in message) == (
-            step in (forgets_all, gives_its_parameters_back)
-        )
+        assert ("the loss and the gradient of w" in message) == (step in (forgets_all, gives_its_parameters_back))
     line = gradient.__code__.co_firstlineno + 1
     if step is not has_no_gradient:
         assert f"test_lost_results.py, line {line})" in message

@@ -23,7 +23,7 @@ def test_a_cell_goes_on_with_the_choice_and_has_the_numbers_of_the_plain_step(gi
 
 
 def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(given, monkeypatch):
-    from jaxshard_magic.step import programs
+    from jaxshard_magic.step import step_programs
 
     built = []
 
@@ -31,8 +31,8 @@ def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(giv
         built.append(build(*args, **how))
         return built[-1]
 
-    build = programs.build_entry
-    monkeypatch.setattr(programs, "build_entry", counted)
+    build = step_programs.compile_step
+    monkeypatch.setattr(step_programs, "compile_step", counted)
     found = given.run("%%shard auto --among dp,fsdp" + STEP + LOOP)
     assert len(built) == len(found.comparison.trials)
     assert given["train_step"].entry in built
@@ -88,9 +88,7 @@ def test_a_method_is_planned_and_compiled_and_not_called(given):
     trainer = "class Trainer:" + STEP.replace("\n", "\n    ").replace("(state", "(self, state")
     trainer = trainer.replace("(loss_fn)(self, state", "(loss_fn)(state") + "\ntrainer = Trainer()\n"
     found = given.run(
-        "%%shard auto --among dp,fsdp --step trainer.train_step\n"
-        + trainer
-        + "trainer.train_step(state, batch)"
+        "%%shard auto --among dp,fsdp --step trainer.train_step\n" + trainer + "trainer.train_step(state, batch)"
     )
     assert found.chosen is not None and found.name == "trainer.train_step"
 

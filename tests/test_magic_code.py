@@ -9,8 +9,8 @@ from coded_cells import ARGUMENTS, CALL, MODEL, STEP, begun
 from forked import printed
 from refusals import refusal
 
-from jaxshard_magic.codegen import Piece, code_of
-from jaxshard_magic.codegen.unbound import unbound
+from jaxshard_magic.codegen import UserStatement, generate_code
+from jaxshard_magic.codegen.unbound import unbound_names
 
 
 @pytest.fixture
@@ -74,17 +74,15 @@ def test_a_later_cell_that_runs_the_step_ends_the_program(prepared, cells, last)
     for cell in cells:
         prepared.cell(cell)
     text = prepared.run("%shard code").text
-    assert text.endswith(f"{last}\n") and not unbound(text)
+    assert text.endswith(f"{last}\n") and not unbound_names(text)
 
 
 def test_a_call_is_written_as_the_step_was_called(prepared):
-    step = STEP.replace("(w, x)", "(w, x, rate=0.1, *, decay)", 1).replace(
-        "0.1 * grad", "rate * grad - decay * w"
-    )
+    step = STEP.replace("(w, x)", "(w, x, rate=0.1, *, decay)", 1).replace("0.1 * grad", "rate * grad - decay * w")
     prepared.run("decay = 0.5")
     prepared.run(f"%%shard dp;\n{step}")
     text = prepared.run("%shard code").text
-    assert text.endswith("results = train_step(w, x, decay=decay)\n") and not unbound(text)
+    assert text.endswith("results = train_step(w, x, decay=decay)\n") and not unbound_names(text)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +104,16 @@ def test_a_call_is_written_as_the_step_was_called(prepared):
 def test_names_that_nothing_in_a_program_binds_are_found(text, names):
     if names is None:
         with pytest.raises(SyntaxError):
-            unbound(text)
+            unbound_names(text)
     else:
-        assert unbound(text) == names
+        assert unbound_names(text) == names
 
 
 def test_a_program_that_reads_what_nothing_binds_is_not_handed_out(prepared):
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
     step = prepared["train_step"]
-    piece = Piece(f"{MODEL}\n{ARGUMENTS}\n{STEP}\n{CALL}\nprint(lost, found)", "", 1, "cell [1]")
-    said = refusal(code_of, step, [piece], "train_step", missing={"found"})
+    piece = UserStatement(f"{MODEL}\n{ARGUMENTS}\n{STEP}\n{CALL}\nprint(lost, found)", "", 1, "cell [1]")
+    said = refusal(generate_code, step, [piece], "train_step", missing={"found"})
     assert "reads lost, which nothing in it gives a value" in said
 
 
@@ -128,10 +126,7 @@ def test_the_users_own_names_stay_theirs(prepared):
     )
     text = prepared.run("%shard code").text
     assert "sharding_mesh = jax.make_mesh(" in text and '"x": sharding_P("data"),' in text
-    assert (
-        "train_step = sharding_sharded(train_step)" in text
-        and "\nmesh, hold, where, P, sharded = 1.0" in text
-    )
+    assert "train_step = sharding_sharded(train_step)" in text and "\nmesh, hold, where, P, sharded = 1.0" in text
     assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
@@ -185,9 +180,7 @@ def test_an_option_that_is_left_out_is_said(prepared, options, said):
 
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
-def test_what_a_loop_keeps_goes_to_the_host_s_memory_in_a_program_for_a_slice(
-    prepared, tmp_path, monkeypatch
-):
+def test_what_a_loop_keeps_goes_to_the_host_s_memory_in_a_program_for_a_slice(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     step = """
         def train_step(w, x):
@@ -310,13 +303,9 @@ def test_a_step_called_by_a_function_of_its_cell_gets_no_call_of_its_own(noteboo
 
 
 def test_attributes_that_a_class_is_given_later_are_kept(prepared):
-    prepared.run(
-        "class Trainer:\n    rate = 0.1\n\n    def step(self, w, x):\n        " + STEP.split("\n")[1].strip()
-    )
+    prepared.run("class Trainer:\n    rate = 0.1\n\n    def step(self, w, x):\n        " + STEP.split("\n")[1].strip())
     prepared.run("Trainer.rate = 0.25")
-    prepared.run(
-        "def stepped(w, x, by=Trainer):\n    return w - by.rate * jax.grad(loss_of)(w, x), loss_of(w, x)"
-    )
+    prepared.run("def stepped(w, x, by=Trainer):\n    return w - by.rate * jax.grad(loss_of)(w, x), loss_of(w, x)")
     prepared.run("%%shard dp --step stepped;\nw, loss = stepped(w, x)")
     assert "Trainer.rate = 0.25" in prepared.run("%shard code").text
 
@@ -400,9 +389,7 @@ def test_arguments_that_are_no_arrays_and_new_numbers_are_the_steps(prepared):
 
 
 def test_a_step_with_star_arguments_is_refused_in_one_line(prepared):
-    prepared.run(
-        "%%shard dp;\ndef train_step(*args):\n    return jax.grad(loss_of)(*args)\ngrad = train_step(w, x)"
-    )
+    prepared.run("%%shard dp;\ndef train_step(*args):\n    return jax.grad(loss_of)(*args)\ngrad = train_step(w, x)")
     assert "takes * or ** arguments" in str(prepared.fails("%shard code"))
 
 

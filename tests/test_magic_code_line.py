@@ -36,9 +36,7 @@ def test_a_file_is_named_and_none_of_the_user_s_is_written_over_and_what_can_t_b
         assert type(error) is UsageError and said in str(error) and "\n" not in str(error)
     assert (tmp_path / "train.py").read_text() == (tmp_path / "home" / "train.py").read_text() == "mine"
     prepared.run("%shard code --file link.py --force -o kept;")
-    assert (tmp_path / "train.py").read_text() == prepared["kept"].text and (
-        tmp_path / "link.py"
-    ).is_symlink()
+    assert (tmp_path / "train.py").read_text() == prepared["kept"].text and (tmp_path / "link.py").is_symlink()
     assert "written to" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from IPython.utils.capture import capture_output
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep
-from jaxshard_magic.step.entry import Entry
+from jaxshard_magic.step.compiled_step import CompiledStep
 
 STOPS = """
 for i in range(30):
@@ -93,7 +93,7 @@ def test_a_cell_that_ended_early_keeps_no_old_state_on_the_devices(given, monkey
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Entry, "run", stopped)
+        monkeypatch.setattr(CompiledStep, "run", stopped)
 
     given.shell.user_ns.update(gc=gc, stopped_inside=stopped_inside)
     given.run(LARGE)
@@ -122,9 +122,7 @@ def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_
     while at is not None:
         frames.append(at.tb_frame.f_code.co_filename)
         at = at.tb_next
-    assert not [
-        file for file in frames[1:] if "jaxshard_magic/" in file
-    ]  # the first is IPython's call of the magic
+    assert not [file for file in frames[1:] if "jaxshard_magic/" in file]  # the first is IPython's call of the magic
     drawn = seen.stdout + seen.stderr
     assert "----> 9" in drawn.replace("---> 9", "----> 9") and "KeyError: 'wte'" in drawn
     assert "run_cell_magic" not in drawn
@@ -133,13 +131,9 @@ def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_
     assert report.ended.error == "KeyError: 'wte'"
     assert (report.ended.calls, report.ended.line) == (12, 9)
     said = report.to_text()
-    assert f"The cell raised KeyError: 'wte' at cell [{number}], line 9, after step 12" in " ".join(
-        said.split()
-    )
+    assert f"The cell raised KeyError: 'wte' at cell [{number}], line 9, after step 12" in " ".join(said.split())
     assert seen.outputs
-    assert isinstance(
-        given["train_step"], ShardedStep
-    )  # the name is the cell's step, as plain execution leaves it
+    assert isinstance(given["train_step"], ShardedStep)  # the name is the cell's step, as plain execution leaves it
     assert given.run("%shard").ended == report.ended
 
 
@@ -158,19 +152,17 @@ def test_a_quiet_cell_keeps_its_report_and_shows_none(given):
 
 
 def test_stopped_while_it_compiles_a_cell_says_so_in_one_line(given, monkeypatch):
-    from jaxshard_magic.step import programs
+    from jaxshard_magic.step import step_programs
 
     def interrupted(*_args, **_how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(programs, "build_entry", interrupted)
+    monkeypatch.setattr(step_programs, "compile_step", interrupted)
     for line in ("fsdp", "auto"):
         error, seen = ended(given, f"%%shard {line}" + STEP + LOOP)
         assert str(error) == "Stopped before train_step had run; your arrays are as they were."
         assert "Traceback" not in seen.stdout + seen.stderr
-        assert (
-            not isinstance(given["train_step"], ShardedStep) if "train_step" in given.shell.user_ns else True
-        )
+        assert not isinstance(given["train_step"], ShardedStep) if "train_step" in given.shell.user_ns else True
     error, seen = ended(given, "%%shard dp,fsdp" + STEP + LOOP)
     assert str(error) == "Stopped before any of 2 strategies had compiled."
     assert "Traceback" not in seen.stdout + seen.stderr

@@ -55,7 +55,7 @@ def test_a_step_s_report_has_the_number_that_the_notebook_and_the_history_know_i
     assert own.run("train_step.report()") == own.run("%shard")
     other = own.run("%%shard dp" + STEP + LOOP)
     assert (step.report().number, own["train_step"].report().number) == (first.number, other.number)
-    assert api.shard(lambda x: x, "dp").number is None, "a script has no history"
+    assert api.shard(lambda x: x, "dp").report_number is None, "a script has no history"
 
 
 def test_the_trials_of_a_comparison_are_told_with_their_numbers(own):

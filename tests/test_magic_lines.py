@@ -166,9 +166,7 @@ def test_names_numbers_and_expressions_that_can_t_be_are_one_line_before_anythin
 def test_a_name_for_what_a_line_returns_is_none_that_the_last_step_or_the_line_uses(given, capsys):
     given.run("%%shard dp;" + STEP + LOOP)
     for name in ("train_step", "state", "batch"):
-        assert f"-o {name}: the last step has that name" in one_line(
-            given, capsys, f"%shard doctor -o {name}"
-        )
+        assert f"-o {name}: the last step has that name" in one_line(given, capsys, f"%shard doctor -o {name}")
     given.run("other = state")
     assert "what the line explores" in one_line(given, capsys, "%shard explore other.w -o other")
 
@@ -294,7 +292,7 @@ def test_unloading_takes_the_magics_away_and_loading_again_brings_them_back(note
 
 def test_unloading_ends_the_compiler_s_process(notebook):
     target = targets.Target(chip("v5e"), (2, 2))
-    targets.compiler_of(target).ready(target.topology())
+    targets.compiler_of(target).preload(target.topology())
     pid = targets.compiler_of(target).pid
     notebook.run("%unload_ext jaxshard_magic")
     assert pid is not None and not psutil.pid_exists(pid)

@@ -56,9 +56,7 @@ def test_a_step_with_a_default_is_recorded_as_it_was_called(given):
 def test_a_step_whose_arguments_are_gone_is_not_said_never_to_have_run(given):
     given.run("%%shard fsdp" + STEP + LOOP)
     given.run("del state")
-    assert "has run, and its arguments were not kept: the notebook has no state" in str(
-        given.fails("%shard profile")
-    )
+    assert "has run, and its arguments were not kept: the notebook has no state" in str(given.fails("%shard profile"))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from jaxshard_magic.notebook.options import HELP, ScheduleOptions
 from jaxshard_magic.notebook.schedule_line import parse_costs
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.schedule import NAMES, Costs, Schedule, compare, make, parse, simulate
-from jaxshard_magic.schedule.compare import cut
-from jaxshard_magic.views import schedules as views
+from jaxshard_magic.schedule.compare import split_costs
+from jaxshard_magic.views import schedule_comparison as views
 from jaxshard_magic.views import show
 
 MINE = "# mine: by hand\nrank 0:,0F0,0F1,0B0,0B1\nrank 1:,1F0,1B0,1F1,1B1\n"
@@ -96,18 +96,16 @@ def test_a_schedule_is_made_for_the_costs_of_the_line(notebook):
 
 def test_chunks_share_the_time_of_their_part_of_the_model(notebook):
     """Two parts of 2 and 4 in two chunks each: stages of 1, 1, 2 and 2, in the model's order."""
-    notebook.run(
-        'made = %shard schedule interleaved --stages 2 --microbatches 2 --chunks 2 --costs "F=2,4 transfer=1"'
-    )
+    notebook.run('made = %shard schedule interleaved --stages 2 --microbatches 2 --chunks 2 --costs "F=2,4 transfer=1"')
     assert notebook["made"].costs == Costs((1, 1, 2, 2), 0.5, 0.5, 1)
 
 
 def test_a_model_takes_as_long_in_any_number_of_chunks():
     costs = Costs((1, 2, 3), 2, 1, 0.5, 0.5)
     for chunks in (1, 2, 4):
-        own = cut(costs, 3, chunks).per_stage(3 * chunks)
+        own = split_costs(costs, 3, chunks).per_stage(3 * chunks)
         assert sum(own.forward) == pytest.approx(6) and sum(own.backward) == pytest.approx(9)
-        assert set(own.transfer) == {0.5} and set(own.kept) == {0.5}
+        assert set(own.transfer) == {0.5} and set(own.kept_for_weight_grad) == {0.5}
 
 
 # A file
@@ -342,7 +340,7 @@ def test_text_says_why_a_schedule_was_refused():
 
 
 def test_one_schedule_that_is_best_in_both_is_said_once():
-    assert views.lead(compare("1f1b,gpipe", stages=4, microbatches=8)) == (
+    assert views.summary(compare("1f1b,gpipe", stages=4, microbatches=8)) == (
         "Smallest bubble: 1f1b, 27.3%, holding 4 microbatches, and none holds less."
     )
 
@@ -368,10 +366,7 @@ def test_charts_are_drawn_at_every_size(p, m):
 
 
 def test_charts_are_drawn_where_nothing_costs_anything():
-    assert (
-        views.to_html(compare("gpipe,1f1b", stages=2, microbatches=2, costs=Costs(0, 0, 0))).count("<svg")
-        == 2
-    )
+    assert views.to_html(compare("gpipe,1f1b", stages=2, microbatches=2, costs=Costs(0, 0, 0))).count("<svg") == 2
 
 
 # Help

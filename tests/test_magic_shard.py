@@ -44,11 +44,7 @@ def test_a_step_imported_from_a_module(given, trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["cell", "notebook"])
 def test_a_method_of_an_object(given, trained, where):
-    made = (
-        "class Trainer:"
-        + STEP.replace("\n", "\n    ").replace("(state", "(self, state")
-        + "\ntrainer = Trainer()"
-    )
+    made = "class Trainer:" + STEP.replace("\n", "\n    ").replace("(state", "(self, state") + "\ntrainer = Trainer()"
     made = made.replace("(loss_fn)(self, state", "(loss_fn)(state")
     loop = LOOP.replace("train_step", "trainer.train_step")
     if where == "notebook":
@@ -221,9 +217,7 @@ def test_the_history_holds_one_report_for_each_cell(given):
 
 
 def test_repeat_adds_timed_calls_and_changes_nothing(given):
-    given.run(
-        "%%shard fsdp --repeat 5 -o kept" + FAST + "state, loss = train_step(state, batch)\nbefore = state"
-    )
+    given.run("%%shard fsdp --repeat 5 -o kept" + FAST + "state, loss = train_step(state, batch)\nbefore = state")
     assert given["kept"].timing.timed >= 5
     assert given["state"] is given["before"]
 
@@ -249,9 +243,7 @@ def test_check_compares_with_the_plain_step(given):
 
 
 def test_specs_come_from_the_line_and_from_annotations(given):
-    spec = {
-        leaf.path: leaf.spec for leaf in given.run("%%shard spmd --spec \"batch=P('data')\"" + STEP).leaves
-    }
+    spec = {leaf.path: leaf.spec for leaf in given.run("%%shard spmd --spec \"batch=P('data')\"" + STEP).leaves}
     assert spec["batch.x"][:1] == ("data",)
     annotated = STEP.replace("batch)", "batch: P(None, 'data'))", 1)
     spec = {leaf.path: leaf.spec for leaf in given.run("%%shard spmd" + annotated).leaves}
@@ -301,9 +293,7 @@ def validate(layers):
 def test_a_function_that_meets_the_state_of_a_pipeline_is_told_how_to_gather_it(given, capsys):
     given.run(DEEP.partition("def train_step")[0] + EVALUATED)
     step = "%%shard pp --mesh pipe=2" + DEEP
-    in_the_loop = (
-        step + "for _ in range(2):\n    layers, loss = train_step(layers, batch)\n    validate(layers)"
-    )
+    in_the_loop = step + "for _ in range(2):\n    layers, loss = train_step(layers, batch)\n    validate(layers)"
     given.run(step + "layers, loss = train_step(layers, batch)")
     for cell, function in (
         ("evaluate(layers, batch['x'])", "predicted"),
@@ -316,10 +306,7 @@ def test_a_function_that_meets_the_state_of_a_pipeline_is_told_how_to_gather_it(
         told = capsys.readouterr().out
         (line,) = (each for each in told.splitlines() if each.startswith("ValueError: "))
         assert line == f"ValueError: {error}" and line.startswith(f"ValueError: {function} (cell [")
-        assert (
-            "which lie on different stages of the pipeline train_step: state = train_step.gather(state)"
-            in line
-        )
+        assert "which lie on different stages of the pipeline train_step: state = train_step.gather(state)" in line
         assert "Traceback" not in told
 
 

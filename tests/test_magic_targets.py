@@ -6,12 +6,10 @@ import jax
 import pytest
 
 from jaxshard_magic import ShardError, api
-from jaxshard_magic.step import elsewhere
+from jaxshard_magic.step import target_compile
 from jaxshard_magic.targets import CompilerFailed
 
-needs_libtpu = pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed"
-)
+needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 
 STATE = """
 import jax, jax.numpy as jnp
@@ -27,8 +25,7 @@ def train_step(state, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
 """
 SHAPES = (
-    STATE
-    + "state = jax.eval_shape(init, jax.random.key(0))\nbatch = jax.ShapeDtypeStruct((64, 1024), jnp.float32)\n"
+    STATE + "state = jax.eval_shape(init, jax.random.key(0))\nbatch = jax.ShapeDtypeStruct((64, 1024), jnp.float32)\n"
 )
 GIB = 2**30
 
@@ -55,7 +52,7 @@ def fails(monkeypatch):
     def compiled(*_, **__):
         raise CompilerFailed(ENDED)
 
-    monkeypatch.setattr(elsewhere, "compiled", compiled)
+    monkeypatch.setattr(target_compile, "compile_for_target", compiled)
 
 
 @needs_libtpu
@@ -196,9 +193,7 @@ def test_without_arguments_it_says_what_is_missing(notebook):
 @needs_libtpu
 def test_a_slice_that_nobody_offers_is_compiled_for_and_said(notebook, capsys):
     notebook.run("%mesh v5e:3x5 data=15")
-    assert (
-        "v5e:3x5 is no slice that is offered; the nearest are v5e:4x4 and v5e:2x4" in capsys.readouterr().out
-    )
+    assert "v5e:3x5 is no slice that is offered; the nearest are v5e:4x4 and v5e:2x4" in capsys.readouterr().out
 
 
 @needs_libtpu

@@ -88,9 +88,7 @@ def same(step, strategy, mesh, **options):
 QUICK = {"plain", "in a function with a rule", "of each time step", "gathered"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in NORMS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in NORMS])
 def test_rows_are_divided_and_the_numbers_are_the_plain_ones(name):
     _, spec = same(step_of(NORMS[name]), "dp", "data=4")
     assert spec == ("data", None, None)
@@ -116,13 +114,11 @@ def test_microbatches_tell_that_they_have_statistics_of_their_own():
 
 def test_a_sum_over_mapped_axes_is_a_sum_over_dimensions():
     def fun(x):
-        inner = jax.vmap(
-            lambda x: (lax.pmean(x, ("a", "b")), lax.pmax(x, "b"), lax.pmin(x, "a")), axis_name="a"
-        )
+        inner = jax.vmap(lambda x: (lax.pmean(x, ("a", "b")), lax.pmax(x, "b"), lax.pmin(x, "a")), axis_name="a")
         return jax.vmap(inner, axis_name="b")(x)
 
     program = Program(jax.make_jaxpr(fun)(X))
-    reductions = {e.name: sorted(e.params["axes"]) for e in program.equations if e.primitive.reduces}
+    reductions = {e.name: sorted(e.params["axes"]) for e in program.equations if e.primitive.is_combinable}
     assert reductions == {"reduce_sum": [0, 1], "reduce_max": [0], "reduce_min": [1]}
 
 
@@ -133,4 +129,4 @@ def test_of_mapped_and_of_device_axes_the_mapped_ones_are_summed_first():
     program = Program(jax.make_jaxpr(fun, axis_env=[("devices", 2)])(X))
     first, second = program.equations
     assert (first.name, first.params["axes"]) == ("reduce_sum", (0,))
-    assert (second.name, second.params["axes"], second.ins) == ("psum", ("devices",), first.outs)
+    assert (second.name, second.params["axes"], second.operands) == ("psum", ("devices",), first.results)

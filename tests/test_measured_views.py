@@ -24,43 +24,38 @@ def plain(text: str) -> str:
 
 
 def test_the_step_is_divided_in_words():
-    lead = plain("".join(span.text for span in words.spent_lead(measured())))
+    lead = plain("".join(span.text for span in words.measured_lead(measured())))
     # (33 + 7 * 30) / 8 = 30.4 of 47 ms; waiting (4 + 7 * 7) / 8 = 6.6
     assert lead == (
         "Measured 47.0 ms a step: 65% compute, 15% moving data, 14% waiting, 6.4% idle; 1.50 ms of what moves is "
         "hidden by compute."
     )
-    assert (
-        plain(words.spent_about(measured()))
-        == "5 recorded steps, 45.8 to 49.2 ms; 1,230 operations on a device."
-    )
+    assert plain(words.measured_about(measured())) == "5 recorded steps, 45.8 to 49.2 ms; 1,230 operations on a device."
 
 
 def test_how_much_was_read_is_said():
     some = replace(measured(), read=2)
-    assert words.spent_about(some).startswith("the last 2 of 5 recorded steps were read")
+    assert words.measured_about(some).startswith("the last 2 of 5 recorded steps were read")
     many = measured(64)
-    assert "devices are listed" not in " ".join(words.spent_notes(of(many)))
+    assert "devices are listed" not in " ".join(words.measured_notes(of(many)))
     fewer = replace(many, devices=many.devices[:16])
-    assert "16 of 64 devices are listed." in words.spent_notes(of(fewer))
+    assert "16 of 64 devices are listed." in words.measured_notes(of(fewer))
 
 
 def test_times_of_simulated_devices_are_said_to_be_this_machines():
-    assert any(
-        "the times are this machine's" in note for note in words.spent_notes(of(measured(), simulated=True))
-    )
-    assert not any("this machine" in note for note in words.spent_notes(of(measured())))
+    assert any("the times are this machine's" in note for note in words.measured_notes(of(measured(), simulated=True)))
+    assert not any("this machine" in note for note in words.measured_notes(of(measured())))
 
 
 def test_on_several_hosts_it_is_said_whose_clock_the_lanes_go_by():
     report = of(measured())
     several = replace(report, mesh=replace(report.mesh, processes=2))
-    assert any("its own first operation" in note for note in words.spent_notes(several))
-    assert not any("host" in note for note in words.spent_notes(report))
+    assert any("its own first operation" in note for note in words.measured_notes(several))
+    assert not any("host" in note for note in words.measured_notes(report))
 
 
 def test_a_slow_device_and_unknown_time_are_named():
-    notes = [plain(note) for note in words.spent_notes(of(measured()))]
+    notes = [plain(note) for note in words.measured_notes(of(measured()))]
     assert "Device 0 computes longest, 3.00 ms longer than the median one." in notes
     assert "No line is known of 0.8% of the step." in notes  # 0.375 of 47.0 ms
 
@@ -79,14 +74,10 @@ def test_text_has_each_line_by_phase_and_keeps_to_its_width(width: int, waits: b
 
 
 def test_the_lines_that_move_data_have_their_measured_time_beside():
-    head = next(
-        line for line in profiled().to_text(100).splitlines() if line.startswith("Lines that move data")
-    )
+    head = next(line for line in profiled().to_text(100).splitlines() if line.startswith("Lines that move data"))
     assert "measured" in head
     assert "measured" not in attached().to_text(100)
-    row = next(
-        line for line in plain(profiled().to_text(100)).splitlines() if re.match(r" +gpt2.py:46 ", line)
-    )
+    row = next(line for line in plain(profiled().to_text(100)).splitlines() if re.match(r" +gpt2.py:46 ", line))
     assert "25.0 ms" in row and "# from [7]:12" in row  # 17 + 8 of its two phases
 
 
@@ -102,13 +93,13 @@ def test_html_tells_lines_collectives_devices_and_draws_a_lane_for_each():
 
 
 def test_a_lane_is_painted_by_phase_and_kind():
-    first = data.marks(measured())[0]
-    assert [mark.parts[0].kind for mark in first] == ["F", "M", "R", "B", "M", "X", "U", "O"]
+    first = data.lane_events(measured())[0]
+    assert [mark.actions[0].kind for mark in first] == ["F", "M", "R", "B", "M", "X", "U", "O"]
     assert first[0].end == pytest.approx(400 * STEP / 2000)
 
 
 def test_of_one_device_nothing_is_slow():
-    assert not any("longest" in note for note in words.spent_notes(of(measured(1))))
+    assert not any("longest" in note for note in words.measured_notes(of(measured(1))))
     assert "Lines by measured time" in of(measured(1)).to_text(80)
 
 

@@ -144,8 +144,7 @@ def test_arguments_by_role_are_xla_s_arguments_to_the_byte(mesh):
     assert [d.device for d in got.per_device] == [3, 1, 0, 2, 7, 5, 6, 4]
     one = got.per_device[0]
     assert all(
-        (d.params, d.optimizer, d.batch, d.other) == (PARAMS, OPTIMIZER, BATCH, one.other)
-        for d in got.per_device
+        (d.params, d.optimizer, d.batch, d.other) == (PARAMS, OPTIMIZER, BATCH, one.other) for d in got.per_device
     )
     assert stats.argument_size_in_bytes == PARAMS + OPTIMIZER + BATCH + OTHER
     assert one.other == OTHER + STATE_OUT + 4 + TUPLE
@@ -200,9 +199,7 @@ def test_padded_arguments_and_a_peak_beyond_the_listed_temporaries_are_told_apar
     # As a TPU reports: 300 rows lie in tiles of 8, so 304 x 512; most temporaries only in the peak.
     padded = 304 * 512 * 4 - 300 * 500 * 4
     arguments = 304 * 512 * 4 + 128 * 256 * 4
-    one = pair_memory(
-        stats_of(argument=arguments, output=512, temp=387072, generated_code=561152, peak=6099968), mesh
-    )
+    one = pair_memory(stats_of(argument=arguments, output=512, temp=387072, generated_code=561152, peak=6099968), mesh)
     assert (one.params, one.batch) == (300 * 500 * 4, 128 * 256 * 4)
     assert one.other == padded + 512 + 561152
     assert one.peak == 6099968
@@ -225,9 +222,7 @@ def test_without_xla_s_accounts_the_peak_is_unknown_and_the_arguments_still_are_
 def test_the_limit_is_what_the_backend_says_or_unknown(mesh):
     class Unattached:
         def memory_stats(self):
-            raise jax.errors.JaxRuntimeError(
-                "INVALID_ARGUMENT: MemoryStats is only supported for addressable devices"
-            )
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices")
 
     assert device_limit(mesh.devices.flat[0]) is None
     assert device_limit(SimpleNamespace(memory_stats=lambda: {"bytes_limit": 17 * 2**30})) == 17 * 2**30

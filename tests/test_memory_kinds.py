@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from test_pipeline_step import furthest
 
 import jaxshard_magic
-from jaxshard_magic.codegen.last import last_call
+from jaxshard_magic.codegen.latest_call import last_call
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -86,9 +86,7 @@ def test_a_device_holds_less_where_momenta_are_on_the_host():
 def test_pipelines_have_momenta_on_the_host_of_their_own_stage(space):
     one = jax.devices()[0]
     places = (
-        (HOST, DEVICE)
-        if space
-        else [SingleDeviceSharding(one, memory_kind=kind) for kind in ("pinned_host", "device")]
+        (HOST, DEVICE) if space else [SingleDeviceSharding(one, memory_kind=kind) for kind in ("pinned_host", "device")]
     )
     step = jaxshard_magic.shard(jax.jit(step_of(*places)), "pp", mesh="pipe=2")
     _, state, _ = trained(step, 1)
@@ -98,9 +96,7 @@ def test_pipelines_have_momenta_on_the_host_of_their_own_stage(space):
 
 def test_shardings_of_other_devices_with_a_memory_kind_move_between_memories():
     other = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,))
-    step = jaxshard_magic.shard(
-        step_of(named(other, "pinned_host"), named(other, "device")), "fsdp", mesh="data=8"
-    )
+    step = jaxshard_magic.shard(step_of(named(other, "pinned_host"), named(other, "device")), "fsdp", mesh="data=8")
     _, state, _ = trained(step, 2)
     assert state[0].trace["a"].sharding.spec == P("data", None)
     assert not [a for a in step.report().advice if a.code == "placements"]

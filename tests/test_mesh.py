@@ -13,7 +13,7 @@ from jaxshard_magic import simulate
 from jaxshard_magic.config.mesh import MeshSpec, _built, axes_for, build, choose, default_spec, device_count
 from jaxshard_magic.config.mesh_text import job_of
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.simulate import Machine, target
+from jaxshard_magic.simulate import Machine, new_sharding
 
 FOUR_BY_TWO = (("data", 4), ("model", 2))
 
@@ -60,9 +60,7 @@ def test_simulated_devices_without_axes_are_one_data_axis():
 
 
 names = st.from_regex(re.compile(r"[a-z_][a-z0-9_]{0,8}", re.ASCII), fullmatch=True)
-axis_lists = st.lists(
-    st.tuples(names, st.integers(1, 64)), min_size=1, max_size=4, unique_by=lambda a: a[0]
-).map(tuple)
+axis_lists = st.lists(st.tuples(names, st.integers(1, 64)), min_size=1, max_size=4, unique_by=lambda a: a[0]).map(tuple)
 
 
 @given(axes=axis_lists, hole=st.none() | st.integers(0, 3))
@@ -301,12 +299,12 @@ def test_a_shape_that_jax_cannot_lay_out_falls_back_to_plain_order(monkeypatch):
 def test_an_array_keeps_its_spec_where_the_new_mesh_has_its_axes_and_they_divide_it(axes, spec, shape, kept):
     old = NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
     new = jax.make_mesh(tuple(axes.values()), tuple(axes))
-    assert target(old, shape, new) == (NamedSharding(new, spec) if kept else None)
+    assert new_sharding(old, shape, new) == (NamedSharding(new, spec) if kept else None)
 
 
 def test_an_array_committed_to_a_device_keeps_its_device():
     device = jax.devices()[3]
-    found = target(SingleDeviceSharding(device), (5,), jax.make_mesh((8,), ("data",)))
+    found = new_sharding(SingleDeviceSharding(device), (5,), jax.make_mesh((8,), ("data",)))
     assert found == SingleDeviceSharding(device)
 
 

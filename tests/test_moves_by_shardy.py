@@ -10,14 +10,14 @@ from shardy_moves import SMALL, Moves, moves_by_shardy
 import jaxshard_magic
 from jaxshard_magic import ShardError
 from jaxshard_magic.plan import Plan
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 
 STRATEGIES = {"dp": "cpu:8 data=8", "fsdp": "cpu:8 data=8", "fsdp+tp": "cpu:8 data=4 model=2"}
 
 
 def planned_moves(plan: Plan) -> Moves:
     moves: Moves = Counter()
-    for move in traffic(plan.run):
+    for move in planned_collectives(plan.run):
         if move.bytes > SMALL:
             moves[move.kind, move.axes] += move.bytes * move.count
     return moves

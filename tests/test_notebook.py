@@ -12,7 +12,7 @@ from saved_notebooks import SCRIPT, assert_as_it_ran
 
 from jaxshard_magic import Report
 from jaxshard_magic.targets import tpu
-from jaxshard_magic.views.interactive import MIME
+from jaxshard_magic.views.widget_page import MIME
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PATH = NOTEBOOKS / "01_quickstart.ipynb"
@@ -65,11 +65,7 @@ def shown(notebook):
     last: the view of a training, where that takes seconds, stands before it."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and re.search("^%%?shard", c.source, re.M)]
     kinds = ("display_data", "execute_result")
-    return [
-        [o.data for o in cell.outputs if o.output_type in kinds]
-        for cell in cells
-        if not cell.source.endswith(";")
-    ]
+    return [[o.data for o in cell.outputs if o.output_type in kinds] for cell in cells if not cell.source.endswith(";")]
 
 
 def printed(cell):
@@ -132,9 +128,7 @@ CLAIMS = {
             and most(r.cnn_dp, "optimizer") == pytest.approx(2 * most(r.cnn_dp, "params"), rel=0.01)
         )
     ),
-    "Most of `other` is the new state": lambda r: (
-        most(r.cnn_dp, "other") == pytest.approx(state(r.cnn_dp), rel=0.01)
-    ),
+    "Most of `other` is the new state": lambda r: most(r.cnn_dp, "other") == pytest.approx(state(r.cnn_dp), rel=0.01),
     "`--donate` lets the step reuse the memory": lambda r: fixes(r.cnn_dp)["not-donated"] == "--donate",
     "nothing but all-reduces over `data`": lambda r: kinds(r.cnn_dp) == {("all-reduce", ("data",))},
     "`f32[128@data,8,8,1]` is a float32 array whose first dimension": lambda r: (
@@ -153,8 +147,7 @@ CLAIMS = {
     ),
     "`hidden.kernel` is cut over `data`": lambda r: cut(r.cnn_fsdp, "hidden.kernel") == ("data", None),
     "Arrays of less than 16,384 elements stay whole": lambda r: (
-        {x.path.split(".")[-2] for x in r.cnn_fsdp.leaves if x.role == "params" and any(x.spec)}
-        == {"conv2", "hidden"}
+        {x.path.split(".")[-2] for x in r.cnn_fsdp.leaves if x.role == "params" and any(x.spec)} == {"conv2", "hidden"}
     ),
     # Part 2
     "nothing uses `model`": lambda r: all(
@@ -163,31 +156,23 @@ CLAIMS = {
     "**Training**: the curves of the loss and of the time of a step": lambda r: (
         {"loss", "step_s"} <= {curve.name for curve in r.gpt_dp.metrics.curves}
     ),
-    "19.7 MiB of parameters and optimizer on each device": lambda r: (
-        round(state(r.gpt_dp) / 2**20, 1) == 19.7
-    ),
+    "19.7 MiB of parameters and optimizer on each device": lambda r: round(state(r.gpt_dp) / 2**20, 1) == 19.7,
     "for example `f32[256,1024@data]`": lambda r: cut(r.gpt_fsdp, "up.kernel") == (None, "data"),
     "two devices hold the same part": lambda r: (
         not any("model" in axes for x in r.gpt_fsdp.leaves for axes in x.spec if axes)
     ),
-    "about a quarter of `dp`'s parameters and optimizer": lambda r: (
-        3.8 < state(r.gpt_dp) / state(r.gpt_fsdp) <= 4
-    ),
+    "about a quarter of `dp`'s parameters and optimizer": lambda r: 3.8 < state(r.gpt_dp) / state(r.gpt_fsdp) <= 4,
     "about twice what `dp` sends": lambda r: 1.8 < sent(r.gpt_fsdp, "data") / sent(r.gpt_dp, "data") < 2.2,
     "`up.kernel` is `f32[256,1024@model]`, `down.kernel` is `f32[1024@model,256]`": lambda r: (
         cut(r.gpt_tp, "up.kernel") == (None, "model") and cut(r.gpt_tp, "down.kernel") == ("model", None)
     ),
     "The batch is still divided over `data`": lambda r: cut(r.gpt_tp, "batch.x") == ("data", None),
     "all-reduces over `model`": lambda r: ("all-reduce", ("model",)) in kinds(r.gpt_tp) - kinds(r.gpt_dp),
-    "each device has only half of them": lambda r: (
-        1.9 < sent(r.gpt_dp, "data") / sent(r.gpt_tp, "data") < 2.1
-    ),
+    "each device has only half of them": lambda r: 1.9 < sent(r.gpt_dp, "data") / sent(r.gpt_tp, "data") < 2.1,
     "**No warning**: both axes have work": lambda r: all(
         advice.level == "info" for x in (r.gpt_tp, r.gpt_both) for advice in x.advice
     ),
-    "lines both ways, `f32[256@data,1024@model]`": lambda r: (
-        cut(r.gpt_both, "up.kernel") == ("data", "model")
-    ),
+    "lines both ways, `f32[256@data,1024@model]`": lambda r: cut(r.gpt_both, "up.kernel") == ("data", "model"),
     "the least `params` and `optimizer` of the four": lambda r: (
         state(r.gpt_both) < min(state(r.gpt_dp), state(r.gpt_fsdp), state(r.gpt_tp))
     ),
@@ -227,9 +212,7 @@ def test_what_the_prose_says_of_the_pictures_is_in_the_reports(run):
 @pytest.mark.ci
 def test_the_loss_falls_and_is_the_same_under_every_strategy(run):
     texts = [printed(cell) for cell in run[0].cells]
-    told = [
-        [float(x) for x in re.findall(r"\d\.\d+", text)] for text in texts if text.startswith("mean loss")
-    ]
+    told = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in texts if text.startswith("mean loss")]
     digits, gpt = told[:2], told[2:]
     assert len(gpt) == 4
     for losses in (digits, gpt):
@@ -259,9 +242,7 @@ SAID_OF_FIT = {
         round(device(r.under_dp).optimizer / 2**30, 1) == 3.9
     ),
     "`params` and `optimizer` are 5.8 GiB": lambda r: round(held(r.under_dp) / 2**30, 1) == 5.8,
-    "`other` is mostly the new state": lambda r: (
-        device(r.under_dp).other == pytest.approx(held(r.under_dp), rel=0.01)
-    ),
+    "`other` is mostly the new state": lambda r: device(r.under_dp).other == pytest.approx(held(r.under_dp), rel=0.01),
     "`params` and `optimizer` are an eighth of what they were": lambda r: (
         7.9 < held(r.under_dp) / held(r.under_fsdp) <= 8
     ),
@@ -273,9 +254,7 @@ SAID_OF_FIT = {
         sum(b.bytes * b.count for b in r.long_text.memory.buffers if b.shape[:1] == (18,))
         > 0.5 * sum(b.bytes * b.count for b in r.long_text.memory.buffers)
     ),
-    "The first was tried by compiling it: `%%shard fsdp`": lambda r: (
-        r.under_dp.advice[0].fix == "%%shard fsdp"
-    ),
+    "The first was tried by compiling it: `%%shard fsdp`": lambda r: r.under_dp.advice[0].fix == "%%shard fsdp",
     "It fits, with room for more": lambda r: device(r.with_remat).peak < 0.5 * device(r.with_remat).limit,
     "It costs about a quarter more compute": lambda r: (
         1.15 < r.with_remat.timing.compute_s / r.long_text.timing.compute_s < 1.35
@@ -311,9 +290,7 @@ def step_s(report):
 def row(report, change):
     """The report's row of that option, over its own: peak, FLOPs and bytes sent."""
     own, found = report.alternatives[0], {a.change: a for a in report.alternatives}[change]
-    return SimpleNamespace(
-        peak=found.peak / own.peak, flops=found.flops / own.flops, sent=found.sent / own.sent
-    )
+    return SimpleNamespace(peak=found.peak / own.peak, flops=found.flops / own.flops, sent=found.sent / own.sent)
 
 
 SAID_OF_MADE = {
@@ -331,9 +308,7 @@ SAID_OF_MADE = {
     ),
     "The FLOPs are the same": lambda r: row(r.microbatches, "without --microbatches 8").flops == 1,
     "sends eight times as much": lambda r: 7.5 < traffic(r.microbatches) / traffic(r.plain) < 8.5,
-    "sums the gradients once a step, and sends half": lambda r: (
-        0.4 < row(r.microbatches, "--reduce once").sent < 0.55
-    ),
+    "sums the gradients once a step, and sends half": lambda r: 0.4 < row(r.microbatches, "--reduce once").sent < 0.55,
     "gathers the weights once as well, and sends a tenth": lambda r: (
         0.08 < row(r.microbatches, "--reduce once-gathered").sent < 0.12
     ),
@@ -342,13 +317,9 @@ SAID_OF_MADE = {
     ),
     # Remat
     "**peak**: about a ninth": lambda r: 8.5 < device(r.plain).peak / device(r.remat_full).peak < 9.5,
-    "Without the option it is 82% of them": lambda r: (
-        round(row(r.remat_full, "without --remat full").flops, 2) == 0.82
-    ),
+    "Without the option it is 82% of them": lambda r: round(row(r.remat_full, "without --remat full").flops, 2) == 0.82,
     "**sent**: the same": lambda r: traffic(r.remat_full) == pytest.approx(traffic(r.plain), rel=1e-3),
-    "The largest buffers of the first report are 2,048 wide": lambda r: (
-        r.plain.memory.buffers[0].shape[-1] == 2048
-    ),
+    "The largest buffers of the first report are 2,048 wide": lambda r: r.plain.memory.buffers[0].shape[-1] == 2048,
     "saves nearly half of the memory": lambda r: 0.5 < device(r.remat_mlp).peak / device(r.plain).peak < 0.6,
     "the predicted step hardly grows": lambda r: 1 < step_s(r.remat_mlp) / step_s(r.plain) < 1.06,
     # Precision
@@ -358,16 +329,13 @@ SAID_OF_MADE = {
     ),
     # Together, and run
     "Without `--remat mlp` the step would need a fifth more memory and compute less": lambda r: (
-        1.15 < row(r.together, "without --remat mlp").peak < 1.25
-        and row(r.together, "without --remat mlp").flops < 1
+        1.15 < row(r.together, "without --remat mlp").peak < 1.25 and row(r.together, "without --remat mlp").flops < 1
     ),
     "`--reduce once-gathered` would send a third, and need no more memory": lambda r: (
         0.3 < row(r.together, "--reduce once-gathered").sent < 0.37
         and row(r.together, "--reduce once-gathered").peak < 1.01
     ),
-    "Together they need a twentieth of the memory": lambda r: (
-        19 < device(r.plain).peak / device(r.together).peak < 22
-    ),
+    "Together they need a twentieth of the memory": lambda r: 19 < device(r.plain).peak / device(r.together).peak < 22,
     "yes, to about a millionth": lambda r: r.checked.check.passed and r.checked.check.max_rel_diff < 5e-6,
     "`--check` knows how much the rounding of bfloat16 may change them": lambda r: (
         r.checked_bf16.check.passed and r.checked_bf16.check.limit > r.checked.check.limit

@@ -83,9 +83,7 @@ def answers(text):
 def sent(text):
     """MiB that each row of a comparison's second table sends over each axis."""
     rows = re.findall(r"^[* ] (\S.*?)  +(?:\w+=\d+ ?)+  +((?:\w+ [\d.,]+ ?)+)", text, re.M)
-    return {
-        name: {axis: float(mib) for axis, mib in re.findall(r"(\w+) ([\d.]+)", over)} for name, over in rows
-    }
+    return {name: {axis: float(mib) for axis, mib in re.findall(r"(\w+) ([\d.]+)", over)} for name, over in rows}
 
 
 def loss(text):
@@ -207,9 +205,7 @@ def test_the_plan_of_the_large_model_is_what_the_prose_says(on_slice):
 def test_the_choice_for_the_slice_fits_and_the_others_are_ruled_out(on_slice):
     said = line(output(on_slice, "budget"))
     least = int(re.findall(r"about (\d+) ms", line(output(on_slice, "plan")))[0])
-    predicted, needs = re.findall(
-        r"(\d+) ms a step predicted for TPU v5e, ([\d.]+) of 15.75 GiB a device", said
-    )[0]
+    predicted, needs = re.findall(r"(\d+) ms a step predicted for TPU v5e, ([\d.]+) of 15.75 GiB a device", said)[0]
     assert int(predicted) > least == 230 and float(needs) < 15.75
     assert f"{least} ms" in prose(on_slice, "budget-text")
     assert "6 candidates considered, 2 compiled. 2 can't be faster" in said
@@ -230,9 +226,7 @@ def test_it_is_saved_as_it_ran_and_holds_nothing_of_the_machine():
 
 
 def test_what_is_shown_is_text_and_html_without_script():
-    shown = [
-        o.data for cell in saved().cells for o in cell.get("outputs", ()) if "text/html" in o.get("data", {})
-    ]
+    shown = [o.data for cell in saved().cells for o in cell.get("outputs", ()) if "text/html" in o.get("data", {})]
     # two meshes, five comparisons, three choices
     assert len(shown) == 10
     assert all("text/plain" in forms and "<script" not in forms["text/html"] for forms in shown)

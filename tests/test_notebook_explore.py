@@ -122,9 +122,7 @@ def test_it_is_saved_as_it_ran_and_holds_nothing_of_the_machine():
 
 
 def test_what_is_shown_is_text_and_html_without_script():
-    shown = [
-        o.data for cell in saved().cells for o in cell.get("outputs", ()) if "text/html" in o.get("data", {})
-    ]
+    shown = [o.data for cell in saved().cells for o in cell.get("outputs", ()) if "text/html" in o.get("data", {})]
     assert len(shown) == 6  # a mesh, two explorers, two reports, a program
     assert all("text/plain" in forms and "<script" not in forms["text/html"] for forms in shown)
 

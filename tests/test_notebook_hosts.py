@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from saved_notebooks import assert_as_it_ran
 
-from jaxshard_magic.views.interactive import MIME
+from jaxshard_magic.views.widget_page import MIME
 
 PATH = Path(__file__).parents[1] / "notebooks/07_hosts.ipynb"
 FAILED = ("different", "error", "death")

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from saved_notebooks import assert_as_it_ran
 
-from jaxshard_magic.views.interactive import MIME
+from jaxshard_magic.views.widget_page import MIME
 
 PATH = Path(__file__).parents[1] / "notebooks/09_keep_training.ipynb"
 
@@ -27,9 +27,7 @@ def assert_it_tells(notebook: nbformat.NotebookNode) -> None:
     mine, whole, apart = re.findall(r"(?:loss|stopped|most) ([\d.e-]+)", said(notebook, "whole"))
     assert float(mine) == pytest.approx(float(whole), abs=2e-6) and float(apart) < 1e-5
     assert said(notebook, "last") == f"resumed at 400, last loss {mine}\n"
-    pictures = [
-        c.id for c in notebook.cells if any("image/png" in o.get("data", {}) for o in c.get("outputs", ()))
-    ]
+    pictures = [c.id for c in notebook.cells if any("image/png" in o.get("data", {}) for o in c.get("outputs", ()))]
     reports = [c.id for c in notebook.cells if any(MIME in o.get("data", {}) for o in c.get("outputs", ()))]
     assert (pictures, reports) == (["pictures", "whole"], ["resumed"])
 

@@ -69,9 +69,7 @@ def test_as_it_is_saved_no_report_has_a_hint_of_what_another_one_had_planted():
 
 def test_the_device_with_more_to_do_is_named_and_the_others_wait_for_it(notebook):
     assert 'rounds = jnp.where(jax.lax.axis_index("data") == 2, 40, 1)' in cell(notebook, "late").source
-    assert re.search(
-        r"i Device 2 computes [\d.]+ ms longer in a step than the median one", said(notebook, "late")
-    )
+    assert re.search(r"i Device 2 computes [\d.]+ ms longer in a step than the median one", said(notebook, "late"))
     rows = devices(notebook)
     late = rows.pop(2)
     assert len(rows) == 3
@@ -91,9 +89,7 @@ def test_the_sleep_in_python_is_at_its_line_for_as_long_as_it_sleeps(notebook):
     assert found is not None and found[3] == line
     assert 20 <= float(found[1]) < 28  # one of four devices sleeps for 20 ms
     assert float(found[2]) > 20
-    assert (
-        "No line is known" not in text and "not traced to a line" not in text
-    )  # of what hands the answer around
+    assert "No line is known" not in text and "not traced to a line" not in text  # of what hands the answer around
     assert "over all 16 calls" in text  # the report is of the loop still
 
 
@@ -122,14 +118,10 @@ def test_the_first_step_whose_loss_is_no_number_is_named(notebook):
 
 def test_a_loop_with_nothing_wrong_trains_and_has_its_curves_and_its_lines(notebook):
     text = said(notebook, "healthy")
-    first, last = (
-        float(re.findall(rf"{word} ([\d.]+)", text)[0]) for word in ("steps, from", "Training: loss")
-    )
+    first, last = (float(re.findall(rf"{word} ([\d.]+)", text)[0]) for word in ("steps, from", "Training: loss"))
     assert last < first / 2
     assert "5 recorded steps" in text
-    assert not [
-        code for code in ("not finite", "waits for its loop", "compiled the step anew") if code in text
-    ]
+    assert not [code for code in ("not finite", "waits for its loop", "compiled the step anew") if code in text]
 
 
 def test_it_is_saved_as_it_ran_and_holds_nothing_of_the_machine():

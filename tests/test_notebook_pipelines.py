@@ -27,9 +27,7 @@ def table():
     """Of each schedule: ideal, predicted and measured bubble, microbatches, MiB held, MiB sent."""
     rows = output("MIB = 2**20").splitlines()
     return {
-        row.split()[0]: [float(x.rstrip("%")) for x in row.split()[1:]]
-        for row in rows
-        if row.startswith(SCHEDULES)
+        row.split()[0]: [float(x.rstrip("%")) for x in row.split()[1:]] for row in rows if row.startswith(SCHEDULES)
     }
 
 
@@ -88,9 +86,7 @@ def test_more_microbatches_shrink_the_bubble_and_what_is_held():
     ideal, held = ([float(row[k]) for row in rows] for k in (1, 2))
     assert ideal == sorted(ideal, reverse=True)
     assert held == [8, 4, 2, 1]
-    (ran,) = re.findall(
-        r"predicted, ([\d.]+)% ideal", output("%%shard pp --schedule zb-h1 --microbatches 32")
-    )
+    (ran,) = re.findall(r"predicted, ([\d.]+)% ideal", output("%%shard pp --schedule zb-h1 --microbatches 32"))
     assert 0.2 < float(ran) / table()["zb-h1"][0] < 0.4
 
 

@@ -9,9 +9,9 @@ from followed import normal
 from refusals import refusal
 
 import jaxshard_magic
-from jaxshard_magic.program.batching.examples import Sum, Unknown
-from jaxshard_magic.program.batching.follow import follow, told
-from jaxshard_magic.program.batching.one_example import follow_one
+from jaxshard_magic.program.batching.batch_labels import ExampleSum, UnknownLabel
+from jaxshard_magic.program.batching.followed_program import describe_equation, follow_batch
+from jaxshard_magic.program.batching.single_example import follow_single_example
 from jaxshard_magic.program.ir import Program
 
 T, D, V = 3, 8, 5
@@ -45,9 +45,9 @@ def attention(p, x):
 
 
 def masked(p, x):
-    return jnp.where(x > 0, jnp.square(p["table"][x] @ p["head"]).sum(-1), 0).sum() / (
-        x > 0
-    ).sum() + language_model(p, x)
+    return jnp.where(x > 0, jnp.square(p["table"][x] @ p["head"]).sum(-1), 0).sum() / (x > 0).sum() + language_model(
+        p, x
+    )
 
 
 def dropped_out(p, x):
@@ -67,7 +67,7 @@ def programs(loss, make, *sizes):
 
 def followed_one(loss, make):
     small, large = programs(loss, make, 1, 8)
-    return follow_one(small, large, {2: 0}, {0, 1}, lambda: programs(loss, make, 2, 16))
+    return follow_single_example(small, large, {2: 0}, {0, 1}, lambda: programs(loss, make, 2, 16))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def followed_one(loss, make):
     [(language_model, tokens), (classifier, features), (attention, tokens), (masked, tokens)],
 )
 def test_a_mean_is_proven_at_two_examples_where_one_shows_less(loss, make):
-    (label,) = followed_one(loss, make).outputs
-    assert label == follow(*programs(loss, make, 2, 16), {2: 0}, {0, 1}).outputs[0]
-    assert isinstance(label, Sum)
+    (label,) = followed_one(loss, make).output_labels
+    assert label == follow_batch(*programs(loss, make, 2, 16), {2: 0}, {0, 1}).output_labels[0]
+    assert isinstance(label, ExampleSum)
 
 
 def test_what_decides_by_one_example_in_python_is_not_taken_for_a_mean():
@@ -101,9 +101,9 @@ def test_a_metric_that_is_no_sum_stays_unknown():
         value = language_model(p, x)
         return value, jnp.exp(value)
 
-    mean, perplexity = (found := followed_one(loss, tokens)).outputs
-    assert isinstance(mean, Sum) and isinstance(perplexity, Unknown)
-    assert told(found.small, found.causes[0]).startswith("exp at")
+    mean, perplexity = (found := followed_one(loss, tokens)).output_labels
+    assert isinstance(mean, ExampleSum) and isinstance(perplexity, UnknownLabel)
+    assert describe_equation(found.small, found.unknown_causes[0]).startswith("exp at")
 
 
 def step_of(loss):
@@ -137,9 +137,7 @@ def test_parts_of_one_example_have_the_numbers_of_the_whole_batch(loss, x):
 
 def test_parts_of_one_example_that_cannot_be_shown_to_add_up_are_refused_with_the_reason():
     says = refusal(lambda: ran(dropped_out, features(8), microbatches=8))
-    assert says.startswith(
-        "--microbatches 8: the program of one example is another one than that of several ("
-    )
+    assert says.startswith("--microbatches 8: the program of one example is another one than that of several (")
     assert "no sum" not in says
 
 
@@ -164,9 +162,7 @@ def test_a_pipeline_takes_as_many_parts_as_divide_a_small_batch(loss, x, parts):
     ("loss", "x", "why"),
     [
         (language_model, tokens(1), "the batch has one example."),
-        pytest.param(
-            dropped_out, features(7), "the program of one example is another one", marks=pytest.mark.full
-        ),
+        pytest.param(dropped_out, features(7), "the program of one example is another one", marks=pytest.mark.full),
     ],
 )
 def test_a_batch_that_stays_whole_is_not_blamed_on_the_loss(loss, x, why):

@@ -104,10 +104,7 @@ def test_a_compiled_step_has_one_time_of_each_collective_in_bar_tables_and_hints
     sharded.prepare(params, jax.ShapeDtypeStruct((64, 64), jnp.float32))
     report = sharded.report()
     (hint,) = (a.message for a in report.advice if a.code == "communication")
-    assert (
-        differing({view: told(text) for view, text in views_of(report).items()} | {"hint": told(plain(hint))})
-        == {}
-    )
+    assert differing({view: told(text) for view, text in views_of(report).items()} | {"hint": told(plain(hint))}) == {}
     assert told(plain(hint))["communication"] == told(of_html(report.to_html()))["communication"] != set()
     tables = tabled(report)
     assert differing(tables) == {}
@@ -119,9 +116,7 @@ def test_the_walk_finds_each_quantity_in_every_view():
     views = {view: told(text) for view, text in views_of(attached()).items()}
     lacking = {(v, q) for v, found in views.items() for q in SEEN_EVERYWHERE if not found[q]}
     assert not lacking
-    assert {
-        len(found["bubble"]) for view, found in ((v, told(t)) for v, t in views_of(reported()).items())
-    } == {1}
+    assert {len(found["bubble"]) for view, found in ((v, told(t)) for v, t in views_of(reported()).items())} == {1}
 
 
 def test_the_walk_finds_a_figure_that_differs():
@@ -132,9 +127,7 @@ def test_the_walk_finds_a_figure_that_differs():
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_figure_of_a_report_has_three_digits(name: str):
-    report = replace(
-        REPORTS[name](), advice=(), sources=(), alternatives=()
-    )  # whose words are the sample's own
+    report = replace(REPORTS[name](), advice=(), sources=(), alternatives=())  # whose words are the sample's own
     assert {view: found for view, text in views_of(report).items() if (found := coarse(text))} == {}
 
 

@@ -6,7 +6,6 @@ from dataclasses import fields
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.comparing import VARIED
 from jaxshard_magic.config.options import (
     FLAGS,
     STEP_FLAGS,
@@ -18,7 +17,8 @@ from jaxshard_magic.config.request import Request, make_request
 from jaxshard_magic.config.strategies import STRATEGIES
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.notebook.options import ShardOptions, parse
-from jaxshard_magic.notebook.options.kinds import is_search, with_strategies
+from jaxshard_magic.notebook.options.line_checks import is_search, with_strategies
+from jaxshard_magic.search import VARIABLE_OPTIONS
 
 GROUPS = (GradientOptions, PipelineOptions, PositionOptions)
 LINE = ShardOptions.flags()
@@ -50,8 +50,8 @@ def test_a_row_of_the_gradients_tells_the_program_to_take_home_what_it_lacks():
 
 
 def test_a_comparison_varies_the_options_whose_rows_say_so():
-    assert {flag.parameter for flag in STEP_FLAGS if flag.varies} == {*VARIED}
-    assert "pad" not in VARIED and "cut" not in VARIED
+    assert {flag.parameter for flag in STEP_FLAGS if flag.varies} == {*VARIABLE_OPTIONS}
+    assert "pad" not in VARIABLE_OPTIONS and "cut" not in VARIABLE_OPTIONS
 
 
 def test_a_row_names_strategies_and_other_rows_that_exist():
@@ -61,9 +61,7 @@ def test_a_row_names_strategies_and_other_rows_that_exist():
     assert {key for flag in LINE for key in flag.refused} <= {*STRATEGIES, "auto", "compare", "dry_run"}
 
 
-@pytest.mark.parametrize(
-    "flag", [flag for flag in STEP_FLAGS if flag.choices and not flag.open], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("flag", [flag for flag in STEP_FLAGS if flag.choices and not flag.open], ids=lambda f: f.name)
 def test_a_word_that_an_option_does_not_take_is_refused_with_those_that_it_takes(flag):
     group = next(group for group in GROUPS if flag.parameter in group.names())
     with pytest.raises(ShardError, match=f"^{flag.name} does not take 'nonsense'"):
@@ -85,9 +83,7 @@ def test_an_option_that_needs_another_names_it(flag):
 
 
 def test_options_of_the_line_reach_the_request():
-    options = parse(
-        "fsdp --microbatches 4 --reduce once --remat full --precision bf16 --reduce-dtype f32 --pad"
-    )
+    options = parse("fsdp --microbatches 4 --reduce once --remat full --precision bf16 --reduce-dtype f32 --pad")
     request = make_request("fsdp", jaxshard_magic.mesh("cpu:8 data=8"), **options.step_options)
     assert isinstance(request, Request) and request.gradients.given == {
         "microbatches": 4,

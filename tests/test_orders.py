@@ -12,11 +12,11 @@ from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic.gradients.remat import products_saveable
-from jaxshard_magic.program.batching.examples import Sum, Unknown
-from jaxshard_magic.program.counts import Counts
+from jaxshard_magic.program.batching.batch_labels import ExampleSum, UnknownLabel
+from jaxshard_magic.program.histograms import Histograms
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.order_states import Mixed
-from jaxshard_magic.program.orders import Orders
+from jaxshard_magic.program.sort_analysis import SortAnalysis
+from jaxshard_magic.program.sort_states import UnknownOrder
 
 E, BEST = 4, 2
 FIRST = lambda x: jnp.argmax(x, -1)  # noqa: E731
@@ -54,14 +54,14 @@ def test_how_often_each_key_occurs_is_seen(how):
     keys, count = COUNTED[how]
     program = Program(jax.make_jaxpr(lambda x: (k := keys(x), count(k)))(jnp.ones((6, E))))
     root, counted = program.outputs
-    found = Counts(program)
-    assert found.keys(counted) == found.root(root) is not None
+    found = Histograms(program)
+    assert found.counted_keys(counted) == found.root(root) is not None
 
 
 @pytest.mark.parametrize("how", OTHERS)
 def test_what_is_no_count_of_all_keys_is_not_taken_for_one(how):
     program = Program(jax.make_jaxpr(lambda x: (k := FIRST(x), OTHERS[how](k)))(jnp.ones((6, E))))
-    assert Counts(program).keys(program.outputs[1]) is None
+    assert Histograms(program).counted_keys(program.outputs[1]) is None
 
 
 def test_of_some_keys_these_are_counted_and_not_all():
@@ -72,8 +72,8 @@ def test_of_some_keys_these_are_counted_and_not_all():
 
     program = Program(jax.make_jaxpr(some)(jnp.ones((6, E))))
     keys, first, counted = program.outputs
-    found = Counts(program)
-    assert found.keys(counted) == found.root(first) != found.root(keys)
+    found = Histograms(program)
+    assert found.counted_keys(counted) == found.root(first) != found.root(keys)
 
 
 def test_keys_that_do_not_fit_into_another_type_are_not_those_that_are_counted():
@@ -84,13 +84,13 @@ def test_keys_that_do_not_fit_into_another_type_are_not_those_that_are_counted()
     for number, fits in ((300, False), (256, True)):
         program = Program(jax.make_jaxpr(rounded)(jnp.ones((6, number))))
         root, counted = program.outputs
-        found = Counts(program)
-        assert (found.keys(counted) == found.root(root)) == fits
+        found = Histograms(program)
+        assert (found.counted_keys(counted) == found.root(root)) == fits
 
 
 def test_keys_that_might_be_negative_are_not_counted():
     program = Program(jax.make_jaxpr(lambda k: jnp.bincount(k, length=E))(jnp.arange(6)))
-    assert Counts(program).keys(program.outputs[0]) is None
+    assert Histograms(program).counted_keys(program.outputs[0]) is None
 
 
 # A mixture of experts on rows of 5 numbers, a gate for each.
@@ -188,9 +188,11 @@ def test_an_order_is_followed_to_its_end_through_a_loop_and_its_derivatives(form
 
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), P)
     program = Program(jax.make_jaxpr(jax.value_and_grad(loss))(stacked, X))
-    orders = Orders(program)
-    assert not [e.name for e in program.equations if any(isinstance(orders.of.get(v), Mixed) for v in e.outs)]
-    assert orders.products == {e.index for e in program.equations if e.name == "ragged_dot_general"}
+    orders = SortAnalysis(program)
+    assert not [
+        e.name for e in program.equations if any(isinstance(orders.states.get(v), UnknownOrder) for v in e.results)
+    ]
+    assert orders.grouped_products == {e.index for e in program.equations if e.name == "ragged_dot_general"}
     assert len(orders.sorts) == 1 + (remat != "none")
     # With "dots" rows of both passes meet, so that what is sorted again has to be known for the same.
     assert len({*orders.sorts.values()}) == 1 + (remat == "full")
@@ -255,7 +257,7 @@ def numbers_themselves(p, x):
     ],
 )
 def test_what_depends_on_where_a_row_was_sorted_to_is_unknown(form):
-    assert isinstance(case(lambda p, x: (form(p, x) ** 2).mean(), P, X).labels[0], Unknown)
+    assert isinstance(case(lambda p, x: (form(p, x) ** 2).mean(), P, X).labels[0], UnknownLabel)
 
 
 @pytest.mark.parametrize("dtype", (jnp.int32, jnp.uint8))
@@ -267,13 +269,13 @@ def test_numbers_of_rows_that_go_round_in_their_type_are_no_order(dtype):
         order = lax.sort_key_val(key, jnp.arange(key.size, dtype=dtype))[1]
         return x.repeat(BEST, axis=0)[order].sum(0)
 
-    orders = Orders(Program(jax.make_jaxpr(form)(P, normal(9, 200, 5))))
-    assert orders.sorts and bool(orders.lost) == (dtype == jnp.uint8)
+    orders = SortAnalysis(Program(jax.make_jaxpr(form)(P, normal(9, 200, 5))))
+    assert orders.sorts and bool(orders.lost_at) == (dtype == jnp.uint8)
 
 
 def test_sorted_rows_among_the_outputs_are_unknown_and_their_sum_is_not():
     made = case(lambda p, x: ((rows := ordered(p, x)[2]).sum(), rows), P, X)
-    assert made.labels[0] == Sum() and isinstance(made.labels[1], Unknown)
+    assert made.labels[0] == ExampleSum() and isinstance(made.labels[1], UnknownLabel)
 
 
 def carried(p, x):
@@ -298,11 +300,11 @@ LAYERS = {"route": normal(1, 8, E), "layers": 0.3 * normal(2, 3, E, 8, 8)}
 def test_rows_that_a_loop_carries_stay_in_their_order_unless_it_mixes_them():
     def orders(model):
         loss = lambda p, x: (model(p, x) ** 2).mean()  # noqa: E731
-        return Orders(Program(jax.make_jaxpr(jax.grad(loss))(LAYERS, normal(3, 16, 8))))
+        return SortAnalysis(Program(jax.make_jaxpr(jax.grad(loss))(LAYERS, normal(3, 16, 8))))
 
     kept, mixed = orders(carried), orders(mixed_on_the_way)
-    assert len(kept.products) == 3 and not kept.lost, "forward, and the gradients of rows and weights"
-    assert mixed.lost
+    assert len(kept.grouped_products) == 3 and not kept.lost_at, "forward, and the gradients of rows and weights"
+    assert mixed.lost_at
 
 
 def test_a_sort_of_what_a_loop_carries_sorted_makes_no_order():
@@ -312,8 +314,8 @@ def test_a_sort_of_what_a_loop_carries_sorted_makes_no_order():
         trip = lambda rows, _: (lax.sort((keys, rows), num_keys=1)[1], None)  # noqa: E731
         return lax.scan(trip, rows, None, length=3)[0]
 
-    orders = Orders(Program(jax.make_jaxpr(sorted_again)(jnp.arange(6) % 4, jnp.arange(6.0))))
-    assert not orders.sorts and isinstance(orders.of[orders.program.outputs[0]], Mixed)
+    orders = SortAnalysis(Program(jax.make_jaxpr(sorted_again)(jnp.arange(6) % 4, jnp.arange(6.0))))
+    assert not orders.sorts and isinstance(orders.states[orders.program.outputs[0]], UnknownOrder)
 
 
 def test_the_order_of_a_loops_last_trip_is_not_that_of_another_trip():
@@ -325,9 +327,9 @@ def test_the_order_of_a_loops_last_trip_is_not_that_of_another_trip():
         last, each = lax.scan(trip, jnp.zeros_like(x), routes)
         return last, lax.scan(lambda total, rows: (total + (last * rows).sum(), None), 0.0, each)[0]
 
-    orders = Orders(Program(jax.make_jaxpr(each_sorted)(normal(1, 3, 8, E), normal(2, 16, 8))))
+    orders = SortAnalysis(Program(jax.make_jaxpr(each_sorted)(normal(1, 3, 8, E), normal(2, 16, 8))))
     last, total = orders.program.outputs
-    assert isinstance(orders.of.get(last), Mixed) and isinstance(orders.of.get(total), Mixed)  # pyright: ignore[reportArgumentType]
+    assert isinstance(orders.states.get(last), UnknownOrder) and isinstance(orders.states.get(total), UnknownOrder)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_order_of_one_trip_is_not_that_of_the_trip_of_a_loop_around_it():
@@ -344,8 +346,8 @@ def test_the_order_of_one_trip_is_not_that_of_the_trip_of_a_loop_around_it():
 
     for around in (True, False):
         step = jax.make_jaxpr(partial(put_back, around=around))(normal(1, 3, 8, E), normal(2, 16, 8))
-        orders = Orders(Program(step))
-        assert orders.sorts and bool(orders.lost) == around
+        orders = SortAnalysis(Program(step))
+        assert orders.sorts and bool(orders.lost_at) == around
 
 
 def test_an_order_that_leaves_one_branch_is_lost():
@@ -356,8 +358,8 @@ def test_an_order_that_leaves_one_branch_is_lost():
         keys = jnp.argmax(x @ p["route"], -1)
         return lax.ragged_dot(x[jnp.argsort(keys)], p["layers"][0], jnp.bincount(keys, length=E))
 
-    orders = Orders(Program(jax.make_jaxpr(sorted_or_not)(LAYERS, normal(3, 16, 8), True)))
-    assert set(orders.sorts.values()) == orders.lost.keys() != set()
+    orders = SortAnalysis(Program(jax.make_jaxpr(sorted_or_not)(LAYERS, normal(3, 16, 8), True)))
+    assert set(orders.sorts.values()) == orders.lost_at.keys() != set()
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import pytest
 from apart import Shape, folder, sharded
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import moves
-from jaxshard_magic.analysis.hlo import read
-from jaxshard_magic.analysis.overlap import exposed, scheduled
+from jaxshard_magic.analysis.collectives import module_collectives
+from jaxshard_magic.analysis.hlo import parse_module
+from jaxshard_magic.analysis.overlap import exposed_times, read_schedule
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.wires import axis_bandwidths, latency
+from jaxshard_magic.links import axis_links, collective_latency
 
 __all__ = ["folder"]
 
 V5E, H100 = chip("v5e"), chip("h100")
-RING = axis_bandwidths(V5E, {"data": 16}, (1, 16))
+RING = axis_links(V5E, {"data": 16}, (1, 16))
 SENT = 90_000_000 * 16 // 15  # bytes gathered: one device sends 90 MB of it, in 1 ms
 GROUPS = "replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, use_global_device_ids=true, channel_id=1"
 HEADER = "HloModule m, is_scheduled=true, num_partitions=16\n\n"
@@ -51,13 +51,13 @@ def program(body: str, before: str = "", root: str = "f32[8] copy(%p)") -> str:
 
 def waits(text: str, own_ms: float, wires=RING, axes=None, of=V5E) -> list[float]:
     """Milliseconds, of each collective."""
-    module = read(text)
-    found = moves(module, axes or {"data": 16})
-    order = scheduled(module, found)
+    module = parse_module(text)
+    found = module_collectives(module, axes or {"data": 16})
+    order = read_schedule(module, found)
     assert order is not None
-    ran = exposed(order, found, of, wires, own_ms / 1e3)
+    ran = exposed_times(order, found, of, wires, own_ms / 1e3)
     assert ran is not None
-    return [1e3 * seconds for seconds in ran.waits]
+    return [1e3 * seconds for seconds in ran.wait_seconds]
 
 
 def test_what_lies_between_start_and_end_hides_a_collective():
@@ -69,10 +69,7 @@ def test_what_lies_between_start_and_end_hides_a_collective():
 
 def test_a_collective_without_a_start_is_waited_for():
     alone = (
-        start("ag")
-        .replace("all-gather-start", "all-gather")
-        .replace(f"(f32[{SENT // 64}], ", "")
-        .replace("])", "]", 1)
+        start("ag").replace("all-gather-start", "all-gather").replace(f"(f32[{SENT // 64}], ", "").replace("])", "]", 1)
     )
     assert waits(program(work("a", 1) + alone + work("b", 1)), 2) == pytest.approx([1], rel=1e-4)
 
@@ -90,7 +87,7 @@ def test_collectives_on_the_same_links_go_one_after_the_other():
 def test_axes_with_links_of_their_own_carry_at_the_same_time():
     """28 MB over data and 16 MB over model at 45 GB/s, 0.622 and 0.356 ms: the second is over before the first."""
     axes = {"data": 8, "model": 2}
-    wires = axis_bandwidths(V5E, axes, (8, 2))
+    wires = axis_links(V5E, axes, (8, 2))
     groups = {"x": "[2,8]<=[8,2]T(1,0)", "y": "[8,2]<=[16]"}
     given, starts, ends = "", "", ""
     for k, (name, size) in enumerate({"x": 1_000_000, "y": 4_000_000}.items(), 1):
@@ -125,9 +122,7 @@ def test_a_loop_waits_in_every_trip():
 
 def test_what_ends_in_the_next_trip_is_hidden_by_this_one_as_far_as_the_links_keep_up():
     assert waits(program(WHILE, loop(work("a", 1.5) + start("ag"))), 5 * 1.5) == [0]
-    assert waits(program(WHILE, loop(work("a", 0.4) + start("ag"))), 5 * 0.4) == pytest.approx(
-        [5 * 0.6], rel=1e-4
-    )
+    assert waits(program(WHILE, loop(work("a", 0.4) + start("ag"))), 5 * 0.4) == pytest.approx([5 * 0.6], rel=1e-4)
 
 
 def test_a_loop_that_uses_no_links_hides_what_began_before_it():
@@ -172,10 +167,10 @@ def test_what_sends_little_takes_as_long_as_its_hops():
         .replace(str(16 * (SENT // 64)), "64")
     )
     assert waits(small, 1) == pytest.approx([8 * 8e-3 / 3], rel=1e-4)  # half of a ring of 16, 8/3 us a hop
-    line = axis_bandwidths(V5E, {"data": 4, "model": 4}, (4, 4))["data"]
-    assert latency("all-gather", [line]) == pytest.approx(8e-6)  # 3 hops, as measured
-    assert latency("all-reduce", [line]) == pytest.approx(16e-6)
-    assert latency("collective-permute", [line]) == pytest.approx(8e-6 / 3)
+    line = axis_links(V5E, {"data": 4, "model": 4}, (4, 4))["data"]
+    assert collective_latency("all-gather", [line]) == pytest.approx(8e-6)  # 3 hops, as measured
+    assert collective_latency("all-reduce", [line]) == pytest.approx(16e-6)
+    assert collective_latency("collective-permute", [line]) == pytest.approx(8e-6 / 3)
 
 
 def test_gpu_programs_hide_by_their_products():
@@ -198,27 +193,25 @@ def test_gpu_programs_hide_by_their_products():
         + product.replace("NAME", "two")
         + "  ROOT %r = f32[8] copy(%x)\n}\n"
     )
-    wires = axis_bandwidths(H100, axes)
+    wires = axis_links(H100, axes)
     flops, copied = 2 * n**3 / 989.5e12, (2 * n * n + 4 * 8) / H100.hbm_bandwidth
     share = flops / (2 * flops + copied)
     own = 0.2e-3
-    assert waits(text, 1e3 * own, wires, axes, H100) == pytest.approx(
-        [1e3 * (140e6 / 450e9 - share * own)], rel=1e-2
-    )
+    assert waits(text, 1e3 * own, wires, axes, H100) == pytest.approx([1e3 * (140e6 / 450e9 - share * own)], rel=1e-2)
 
 
 def test_a_program_in_no_order_tells_nothing():
     text = program(start("ag") + done("ag")).replace("is_scheduled=true, ", "")
-    module = read(text)
-    assert scheduled(module, moves(module, {"data": 16})) is None
+    module = parse_module(text)
+    assert read_schedule(module, module_collectives(module, {"data": 16})) is None
 
 
 def test_a_loop_of_unknown_length_tells_nothing():
     text = program(WHILE.replace('"known_trip_count":{"n":"5"}', ""), loop(start("ag") + done("ag"))).replace(
         "constant(5)", "copy(%i)"
     )
-    module = read(text)
-    assert scheduled(module, moves(module, {"data": 16})) is None
+    module = parse_module(text)
+    assert read_schedule(module, module_collectives(module, {"data": 16})) is None
 
 
 SHAPES = Shape((4096, 4096), jnp.float32), Shape((64, 4096), jnp.float32)
@@ -243,6 +236,4 @@ def test_what_a_cpu_hides_is_not_known():
     step.prepare(*SHAPES)
     report = step.report()
     assert report.collectives and report.timing and report.timing.overlap == "by rule"
-    assert [c.exposed for c in report.collectives] == [
-        c.seconds for c in report.collectives
-    ]  # it hides no sum
+    assert [c.exposed for c in report.collectives] == [c.seconds for c in report.collectives]  # it hides no sum

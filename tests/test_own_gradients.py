@@ -272,9 +272,7 @@ def test_rows_that_belong_together_stay_in_one_microbatch(strategy, mesh, option
 )
 def test_microbatches_that_part_rows_that_belong_together_are_refused(loss, mesh, microbatches, remedy):
     sharded = jaxshard_magic.shard(training(loss), "dp", mesh=mesh, microbatches=microbatches, check=False)
-    with pytest.raises(
-        ShardError, match=rf"takes 4 examples that follow one another together \(reshape at .*{remedy}"
-    ):
+    with pytest.raises(ShardError, match=rf"takes 4 examples that follow one another together \(reshape at .*{remedy}"):
         sharded(*given())
 
 

@@ -130,9 +130,9 @@ def test_ci_is_a_script_that_bash_can_read():
 
 
 def test_the_map_of_the_files_names_what_is_there_and_all_of_it():
-    there = {
-        p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.*")))
-    } - {"__pycache__"}
+    there = {p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.*")))} - {
+        "__pycache__"
+    }
     rows = re.findall(r"^\| `([\w.]+)/?`", (PACKAGE / "README.md").read_text(), re.MULTILINE)
     assert set(rows) == there
 

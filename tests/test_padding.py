@@ -73,9 +73,7 @@ def drawn(p, batch):
     h = p["table"][batch["x"]].mean(1) * (batch["x"].sum(1, keepdims=True) > 0)
     n = h.shape[0]
     keys = jax.random.split(jax.random.key(1), n)
-    h = h / jnp.linalg.norm(h, axis=-1, keepdims=True) + jax.vmap(lambda key: jax.random.normal(key, (8,)))(
-        keys
-    )
+    h = h / jnp.linalg.norm(h, axis=-1, keepdims=True) + jax.vmap(lambda key: jax.random.normal(key, (8,)))(keys)
     each = jnp.square(h @ p["head"]).sum(-1) * jax.random.gamma(jax.random.key(2), 2.0, (n,))
     return each.mean(), {"n": jnp.asarray(n), "each": each}
 
@@ -163,9 +161,7 @@ def test_a_batch_that_a_spec_divides_gets_its_rows_too():
 
 
 def test_a_weight_that_a_spec_divides_unevenly_is_refused_though_rows_are_added_to_the_batch():
-    sharded = jaxshard_magic.shard(
-        step_of(masked), "dp", mesh="data=4", pad=True, specs={"p.head": "P(None, 'data')"}
-    )
+    sharded = jaxshard_magic.shard(step_of(masked), "dp", mesh="data=4", pad=True, specs={"p.head": "P(None, 'data')"})
     with pytest.raises(ShardError, match=r"p\.head: dimension 1 of \(8, 5\) has size 5"):
         sharded(params(), data())
 
@@ -173,7 +169,7 @@ def test_a_weight_that_a_spec_divides_unevenly_is_refused_though_rows_are_added_
 def test_a_batch_that_divides_is_left_as_it_is():
     sharded = jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4", pad=True)
     sharded(params(), data(12))
-    assert not sharded.entry.added
+    assert not sharded.entry.padding
 
 
 @pytest.mark.ci
@@ -233,9 +229,7 @@ def regrouped(p, batch):
     "loss", [contrasted, sorted_, turned, regrouped, pooled, neighbours, with_edges, set_where_promised]
 )
 def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
-    with pytest.raises(
-        ShardError, match=r"--pad: [\w-]+ at \S+, line \d+ works on several examples at once"
-    ) as error:
+    with pytest.raises(ShardError, match=r"--pad: [\w-]+ at \S+, line \d+ works on several examples at once") as error:
         jaxshard_magic.shard(step_of(loss), "dp", mesh="data=4", pad=True)(params(), data())
     assert "\n" not in str(error.value)
 
@@ -243,3 +237,16 @@ def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
 def test_without_the_option_an_uneven_batch_is_refused_by_a_line_that_names_it():
     with pytest.raises(ShardError, match=r"13 examples .* --pad, which adds rows"):
         jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4")(params(), data())
+
+
+def test_truths_and_bits_over_the_batch_are_those_of_the_real_rows():
+    def step(w, batch):
+        grads = jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w)
+        bits = jax.lax.reduce(batch["bits"] + 0, np.int32(-1), jax.lax.bitwise_and, (0,))
+        seen = batch["x"].sum(-1) > 100
+        return w - 0.1 * grads, (seen.argmax(), (~seen).argmin(), bits)
+
+    batch = {"x": jnp.ones((3, 4)), "bits": jnp.array([7, 6, 14], jnp.int32)}
+    plain = step(jnp.ones(4), batch)
+    _, told = jaxshard_magic.shard(step, "dp", mesh="cpu:4 data=4", pad=True)(jnp.ones(4), batch)
+    assert tuple(map(int, told)) == tuple(map(int, plain[1])) == (0, 0, 6)

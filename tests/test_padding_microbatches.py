@@ -12,7 +12,7 @@ from thinned import FULL, thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.gradients.rows import places_of
+from jaxshard_magic.gradients.rows import row_positions
 
 WIDTH, EXAMPLES, MICROBATCHES = 8, 13, 3
 
@@ -111,9 +111,7 @@ def same(got, want, rtol=2e-5, atol=1e-6):
 def sharded_and_plain(loss, examples=EXAMPLES, microbatches=MICROBATCHES, mesh="data=2", **options):
     step = step_of(loss)
     options = {"pad": True, **options}
-    sharded = jaxshard_magic.shard(
-        step, options.pop("strategy", "dp"), mesh=mesh, microbatches=microbatches, **options
-    )
+    sharded = jaxshard_magic.shard(step, options.pop("strategy", "dp"), mesh=mesh, microbatches=microbatches, **options)
     return sharded(params(), data(examples)), jax.jit(step)(params(), data(examples)), sharded
 
 
@@ -129,9 +127,7 @@ def test_all_numbers_are_those_of_the_real_rows(loss):
     same(got, want)
     assert loss is not reporting or (sharded.checked.passed and "plain step" in sharded.checked.reference)
     (said,) = [f for f in sharded.entry.plan.findings if f.code in ("padded", "microbatches")]
-    assert said.message.startswith(
-        "5 rows added to the 13 examples, which do not divide into 3 microbatches over 2 "
-    )
+    assert said.message.startswith("5 rows added to the 13 examples, which do not divide into 3 microbatches over 2 ")
 
 
 @pytest.mark.parametrize(
@@ -144,12 +140,10 @@ def test_all_numbers_are_those_of_the_real_rows(loss):
         pytest.param(7, 2, "data=1", 1, marks=FULL),
     ],
 )
-def test_every_number_of_examples_is_brought_to_microbatches_times_devices(
-    examples, microbatches, mesh, rows
-):
+def test_every_number_of_examples_is_brought_to_microbatches_times_devices(examples, microbatches, mesh, rows):
     got, want, sharded = sharded_and_plain(reporting, examples, microbatches, mesh)
     same(got, want)
-    assert {more for _, more in sharded.entry.added.values()} == {rows}
+    assert {more for _, more in sharded.entry.padding.values()} == {rows}
 
 
 def test_tokens_that_stand_in_one_row_are_no_more_examples():
@@ -170,7 +164,7 @@ def test_tokens_that_stand_in_one_row_are_no_more_examples():
 def test_a_batch_that_divides_is_left_as_it_is():
     got, want, sharded = sharded_and_plain(mean, 12)
     same(got, want)
-    assert not sharded.entry.added and not [f for f in sharded.entry.plan.findings if f.code == "padded"]
+    assert not sharded.entry.padding and not [f for f in sharded.entry.plan.findings if f.code == "padded"]
 
 
 @pytest.mark.parametrize(
@@ -254,9 +248,7 @@ def test_a_linen_model_with_dropout_and_an_equinox_model_are_taken_alike():
     mlp = eqx.nn.MLP(WIDTH, "scalar", 6, 1, key=jax.random.key(0))
 
     def linen_step(weights, x, key):
-        return jax.value_and_grad(lambda w: jnp.square(net.apply(w, x, rngs={"dropout": key})).mean())(
-            weights
-        )
+        return jax.value_and_grad(lambda w: jnp.square(net.apply(w, x, rngs={"dropout": key})).mean())(weights)
 
     def equinox_step(mlp, x, key):
         return eqx.filter_value_and_grad(lambda m: jnp.square(jax.vmap(m)(x)).mean())(mlp)
@@ -270,9 +262,9 @@ def test_a_linen_model_with_dropout_and_an_equinox_model_are_taken_alike():
 
 def test_the_rows_of_a_dimension_are_told_by_the_examples():
     rows = jnp.array([2, 3, 6, 7])
-    assert places_of(rows, 4).tolist() == [2, 3, 6, 7]
-    assert places_of(rows, 8).tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
-    assert places_of(rows, 2).tolist() == [1, 3]  # rows 2 and 3 are pair 1
+    assert row_positions(rows, 4).tolist() == [2, 3, 6, 7]
+    assert row_positions(rows, 8).tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert row_positions(rows, 2).tolist() == [1, 3]  # rows 2 and 3 are pair 1
 
 
 def normed(p, batch):
@@ -326,7 +318,5 @@ def test_a_loss_that_couples_examples_is_refused_in_a_line(loss, message):
 
 
 def test_without_the_option_it_is_named():
-    with pytest.raises(
-        ShardError, match=r"13 examples do not divide into 3 microbatches on 2 shards; .*--pad"
-    ):
+    with pytest.raises(ShardError, match=r"13 examples do not divide into 3 microbatches on 2 shards; .*--pad"):
         sharded_and_plain(mean, pad=False)

@@ -73,9 +73,7 @@ class Layer(nnx.Module):
         self.up, self.down = column(WIDTH, HIDDEN), row(HIDDEN, WIDTH)
 
     def attention(self, x):
-        q, k, v = (
-            part.reshape(*x.shape[:2], HEADS, -1) for part in jnp.split(self.qkv(self.norm1(x)), 3, axis=-1)
-        )
+        q, k, v = (part.reshape(*x.shape[:2], HEADS, -1) for part in jnp.split(self.qkv(self.norm1(x)), 3, axis=-1))
         scores = nnx.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5)
         return self.out(jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(x.shape))
 
@@ -131,9 +129,7 @@ def test_column_and_row_parallel_layers_with_a_sum_of_their_own():
         devices, own = lax.psum(1, "model"), lax.axis_index("model")
 
         def loss(p):
-            part = partial(
-                lax.dynamic_slice_in_dim, start_index=own * HIDDEN // devices, slice_size=HIDDEN // devices
-            )
+            part = partial(lax.dynamic_slice_in_dim, start_index=own * HIDDEN // devices, slice_size=HIDDEN // devices)
             hidden = jax.nn.gelu(batch["x"] @ part(p["up"], axis=1))
             return jnp.mean((lax.psum(hidden @ part(p["down"], axis=0), "model") - batch["y"]) ** 2)
 

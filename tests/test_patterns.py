@@ -108,9 +108,7 @@ def test_a_train_state_is_fully_sharded_with_its_moments():
 def test_an_nnx_optimizer(owned):
     def made():
         model = Mlp(nnx.Rngs(0))
-        return nnx.ModelAndOptimizer(model, momentum) if owned else nnx.Optimizer(
-            model, momentum, wrt=nnx.Param
-        ), model
+        return nnx.ModelAndOptimizer(model, momentum) if owned else nnx.Optimizer(model, momentum, wrt=nnx.Param), model
 
     @nnx.jit
     def step(optimizer, model, batch):
@@ -141,11 +139,7 @@ def test_examples_and_columns_placed_by_hand():
     alike(thrice(sharded, train_state(), labelled()), plain_linen())
     where = layout(sharded)
     assert where["batch.x"] == P("data", None)
-    assert (
-        where["state.params.Dense_0.kernel"]
-        == where["state.opt_state.0.trace.Dense_0.kernel"]
-        == P(None, "model")
-    )
+    assert where["state.params.Dense_0.kernel"] == where["state.opt_state.0.trace.Dense_0.kernel"] == P(None, "model")
     assert not any(where["state.params.Dense_1.kernel"])
 
 
@@ -213,9 +207,7 @@ def masked_step(params, batch):
     return descend(params, grads), value
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"microbatches": 4, "reduce": "once"}], ids=["whole", "microbatches"]
-)
+@pytest.mark.parametrize("options", [{}, {"microbatches": 4, "reduce": "once"}], ids=["whole", "microbatches"])
 def test_a_masked_batch(options):
     params = mlp_params(Draw(0), WIDTH, HIDDEN, CLASSES)
     sharded = jaxshard_magic.shard(masked_step, "fsdp", mesh="data=8", **options)

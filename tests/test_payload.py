@@ -31,10 +31,20 @@ from sample_reports import (
     wrong,
 )
 
-from jaxshard_magic.report import Advice, Buffer, Check, Collective, Memory, Report, Source, Spread, Timing
+from jaxshard_magic.report import (
+    Advice,
+    Buffer,
+    Check,
+    Collective,
+    Memory,
+    Report,
+    SourceExcerpt,
+    TimeSpread,
+    Timing,
+)
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.payload import packed, payload
+from jaxshard_magic.views.payload import packed_report, payload
 
 KINDS = {"text", "strong", "axis", "code", "memory", "line"}
 
@@ -61,7 +71,7 @@ def said(spans: list[list[str]]) -> str:
 @pytest.mark.parametrize("name", list(SAMPLES))
 def test_every_report_packs_and_unpacks_as_it_was(name):
     report = SAMPLES[name]()
-    assert unpacked(packed(report)) == json.loads(json.dumps(payload(report)))
+    assert unpacked(packed_report(report)) == json.loads(json.dumps(payload(report)))
 
 
 @pytest.mark.parametrize("name", list(SAMPLES))
@@ -118,11 +128,11 @@ def test_figures_that_are_not_finite_are_left_out():
     nan, inf = float("nan"), float("inf")
     report = replace(
         attached(),
-        timing=Timing(None, 3, 3, Spread(0.1, 0.2, 0.3), nan, None),
+        timing=Timing(None, 3, 3, TimeSpread(0.1, 0.2, 0.3), nan, None),
         collectives=(Collective("all-reduce", ("data",), 4, 1, 8, 8, seconds=inf),),
         check=Check(False, inf, nan, 1e-4, "one device"),
     )
-    data = unpacked(packed(report))
+    data = unpacked(packed_report(report))
     assert data["figures"][0]["mark"]["predicted"] is None
     assert data["figures"][4]["mark"] is None
     assert data["communication"]["rows"][0]["seconds"] is None
@@ -278,7 +288,10 @@ def test_two_sources_of_one_name_are_told_apart_by_their_text():
     def gather(line: int, text: str | None) -> Collective:
         return Collective("all-gather", ("data",), 4, 1, 8, 6, line=line, source=text, file="model.py")
 
-    first, second = Source("model.py", (7, 8), ("a", "b")), Source("model.py", (7, 8, 30), ("  c", "d", "e"))
+    first, second = (
+        SourceExcerpt("model.py", (7, 8), ("a", "b")),
+        SourceExcerpt("model.py", (7, 8, 30), ("  c", "d", "e")),
+    )
     rows = (gather(7, "a"), gather(7, "c"), gather(30, None), gather(99, "x"))
     report = replace(attached(), sources=(first, second), collectives=rows)
     data = payload(report)["communication"]
@@ -334,9 +347,7 @@ def test_hostile_names_travel_as_plain_strings_without_control_characters():
     assert any("<script>alert('x')</script>" in text for text in found)
     assert "<b>" in found
     assert not any(c in text for text in found for c in "\x1b\r\0")
-    assert not any("\n" in text for text in found if text not in fixes), (
-        "what is to be pasted keeps its lines"
-    )
+    assert not any("\n" in text for text in found if text not in fixes), "what is to be pasted keeps its lines"
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -346,12 +357,12 @@ def test_numbers_of_numpy_are_numbers():
         shape=(np.int32(8),),
         bytes_per_device=np.uint8(8),
     )
-    data = unpacked(packed(replace(attached(), leaves=(one,))))
+    data = unpacked(packed_report(replace(attached(), leaves=(one,))))
     assert (data["leaves"]["bytes"], data["leaves"]["shape"]) == ([32], [[8]])
 
 
 def test_512_devices_and_2001_leaves_pack_small():
-    assert len(packed(large())) < 30_000
+    assert len(packed_report(large())) < 30_000
 
 
 def test_2000_leaves_that_do_not_fold_on_devices_that_are_not_alike_pack_below_150_kb():
@@ -365,4 +376,4 @@ def test_2000_leaves_that_do_not_fold_on_devices_that_are_not_alike_pack_below_1
     extra = {d: d * 7919 * MIB // 1000 for d in range(512)}
     report = replace(large(), leaves=leaves, memory=memory(leaves, 512, 10**9, 16128 * MIB, extra))
     assert len(payload(report)["rows"]) == 2000
-    assert len(packed(report)) < 150_000
+    assert len(packed_report(report)) < 150_000

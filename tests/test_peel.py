@@ -15,23 +15,23 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.program.peel import held_key, peel
+from jaxshard_magic.program.flatten_call import cache_key, flatten_call
 from jaxshard_magic.program.trace import path_name
-from jaxshard_magic.program.unwrap import strip
+from jaxshard_magic.program.unwrap import unwrap_step
 
 X = np.ones((4, 3), np.float32)
 
 
 def names(fn, *args, **kwargs):
-    return [path_name(path) for path, _, _ in peel(strip(fn), args, kwargs).inputs]
+    return [path_name(path) for path, _, _ in flatten_call(unwrap_step(fn), args, kwargs).inputs]
 
 
 def outputs(fn, *args, **kwargs):
-    peeled = peel(strip(fn), args, kwargs)
+    peeled = flatten_call(unwrap_step(fn), args, kwargs)
     paths = []
 
     def flat(*leaves):
-        outs, paths[:], _ = peeled.fun(*leaves)
+        outs, paths[:], _ = peeled.flat_function(*leaves)
         return outs
 
     jax.eval_shape(flat, *peeled.leaves)
@@ -39,7 +39,7 @@ def outputs(fn, *args, **kwargs):
 
 
 def key(fn, *args, **kwargs):
-    return peel(strip(fn), args, kwargs).key
+    return flatten_call(unwrap_step(fn), args, kwargs).key
 
 
 # What is under the wrappers
@@ -50,14 +50,14 @@ def test_static_and_donated_arguments_are_read_from_the_jit():
     def step(state, batch, n):
         return state
 
-    found = strip(step)
+    found = unwrap_step(step)
     assert found.static == {2, "n"}
     assert found.donates(0) and found.donates("state") and not found.donates(1)
 
 
 def test_nnx_jit_brings_its_static_and_donated_arguments():
     step = nnx.jit(lambda model, flag: None, static_argnums=1, donate_argnames="model")
-    found = strip(step)
+    found = unwrap_step(step)
     assert found.static >= {1} and found.donates(0) and found.graph
 
 
@@ -65,9 +65,9 @@ def test_filter_jit_donates_all_or_all_but_the_first():
     def step(a, b, c):
         return a
 
-    assert not strip(eqx.filter_jit(step)).donates(0)
-    assert [strip(eqx.filter_jit(step, donate="all")).donates(i) for i in range(3)] == [True] * 3
-    rest = strip(eqx.filter_jit(step, donate="all-except-first"))
+    assert not unwrap_step(eqx.filter_jit(step)).donates(0)
+    assert [unwrap_step(eqx.filter_jit(step, donate="all")).donates(i) for i in range(3)] == [True] * 3
+    rest = unwrap_step(eqx.filter_jit(step, donate="all-except-first"))
     assert [rest.donates(i) for i in range(3)] == [False, True, True]
 
 
@@ -78,7 +78,7 @@ def test_partials_and_methods_put_their_arguments_in_front():
             return batch * rate
 
     trainer = Trainer()
-    found = strip(functools.partial(trainer.step, 0.5))
+    found = unwrap_step(functools.partial(trainer.step, 0.5))
     assert found.bound == (trainer, 0.5) and found.static == {0, "self"}
     assert names(functools.partial(trainer.step, 0.5), X) == ["rate", "batch"]
 
@@ -92,7 +92,7 @@ def test_cached_partial_gives_up_the_objects_it_holds():
 def test_jit_partial_gives_up_the_variables_it_holds():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     step = nnx.jit_partial(lambda model, x: model(x), model, graph=False)
-    assert len(peel(strip(step), (X,), {}).leaves) == 3
+    assert len(flatten_call(unwrap_step(step), (X,), {}).leaves) == 3
 
 
 def test_a_callable_object_is_its_own_first_argument():
@@ -107,7 +107,7 @@ def test_a_callable_object_is_its_own_first_argument():
 
 def test_what_cannot_be_called_is_no_step():
     with pytest.raises(ShardError, match="a step must be callable, got dict"):
-        strip({})
+        unwrap_step({})
 
 
 # Names
@@ -155,7 +155,7 @@ def test_what_the_step_leaves_alone_is_no_output():
 
 def test_flax_partitioning_comes_with_the_leaves():
     def noted(fn, *args):
-        return [note for _, note, _ in peel(strip(fn), args, {}).inputs]
+        return [note for _, note, _ in flatten_call(unwrap_step(fn), args, {}).inputs]
 
     init = nnx.with_partitioning(nnx.initializers.ones, (None, "model"), eager_sharding=False)
     model = nnx.Linear(3, 2, kernel_init=init, use_bias=False, rngs=nnx.Rngs(0))
@@ -184,13 +184,13 @@ def test_a_plain_function_holds_numbers_and_a_jitted_one_traces_them():
 
 @pytest.mark.parametrize("one, other", [(1, True), (1, 1.0), (0.0, -0.0), ((1, 2), (1, 2.5)), ("a", "b")])
 def test_different_values_have_different_keys(one, other):
-    assert held_key(one) != held_key(other)
+    assert cache_key(one) != cache_key(other)
 
 
 @pytest.mark.parametrize("value", [math.nan, [1, [2]], {"a": [1]}, None, jnp.float32, {1, 2}])
 def test_equal_values_have_equal_keys(value):
-    assert held_key(value) == held_key(value)
-    assert hash(held_key(value)) == hash(held_key(value))
+    assert cache_key(value) == cache_key(value)
+    assert hash(cache_key(value)) == hash(cache_key(value))
 
 
 def test_weak_types_shapes_and_dtypes_tell_calls_apart():
@@ -224,9 +224,7 @@ class Batch:
 
 
 def test_arrays_in_an_unknown_object_are_refused_with_the_line_that_helps():
-    with pytest.raises(
-        ShardError, match="step: batch is a Batch, which jax does not know as a pytree"
-    ) as caught:
+    with pytest.raises(ShardError, match="step: batch is a Batch, which jax does not know as a pytree") as caught:
 
         def step(batch):
             return batch.x
@@ -300,7 +298,5 @@ def test_a_methods_object_counts_by_what_its_methods_read():
         (functools.partial(lambda rate, a, b: a, 0.1, b=2.0), (1.0,), {}, (1, ())),
     ],
 )
-def test_how_a_call_was_given_its_arguments_is_known_without_what_its_wrappers_bring(
-    step, args, kwargs, given
-):
-    assert peel(strip(step), args, kwargs).given == given
+def test_how_a_call_was_given_its_arguments_is_known_without_what_its_wrappers_bring(step, args, kwargs, given):
+    assert flatten_call(unwrap_step(step), args, kwargs).call_signature == given

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.permuted import Place, follow
+from jaxshard_magic.program.permutation_equivariance import SubDimension, follow_permutation
 from jaxshard_magic.program.primitives import bind
 
 N, M = 6, 4  # places, and what stands beside them
@@ -37,9 +37,7 @@ ALIKE = {
     "side by side": (lambda a, b: lax.concatenate([a, b], 1), (ROWS, ROWS), (0, 0)),
     "looked up": (lambda t, i: _gather(t, i, (1,), (0,), (0,), (1, M)), (TABLE, AT), (None, 0)),
     "looked up in each": (
-        lambda a, i: lax.gather(
-            a, i, lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,)), (1, 1), mode="clip"
-        ),
+        lambda a, i: lax.gather(a, i, lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,)), (1, 1), mode="clip"),
         (ROWS, LAST),
         (0, 0),
     ),
@@ -86,51 +84,51 @@ def equation(run, operands):
 def test_what_treats_places_alike_gives_the_same_in_another_order(name):
     run, operands, dims = ALIKE[name]
     e, _ = equation(run, operands)
-    given = {k: Place(d, N) for k, d in enumerate(dims) if d is not None}
+    given = {k: SubDimension(d, N) for k, d in enumerate(dims) if d is not None}
     for slot in given:
-        places = follow(e, slot, given[slot])
+        places = follow_permutation(e, slot, given[slot])
         assert places is not None
-        assert {k: place for k, place in places.items() if k < len(e.ins)} == given
+        assert {k: place for k, place in places.items() if k < len(e.operands)} == given
         for k in places:  # whichever end one comes from
-            assert follow(e, k, places[k]) == places
+            assert follow_permutation(e, k, places[k]) == places
         plain = _run(e, operands)
         moved = _run(e, [_moved(x, places.get(k)) for k, x in enumerate(operands)])
         for j, (x, y) in enumerate(zip(plain, moved, strict=True)):
-            np.testing.assert_allclose(_moved(x, places.get(len(e.ins) + j)), y, rtol=1e-6)
+            np.testing.assert_allclose(_moved(x, places.get(len(e.operands) + j)), y, rtol=1e-6)
 
 
 def test_places_merged_with_others_are_found_again():
     x = FLAT.reshape(M, N, 2)
     for shape in ((M * N, 2), (M, 2 * N), (M * N * 2,), (2, 2, N * 2)):
         e, _ = equation(lambda a, shape=shape: a.reshape(shape), (x,))
-        places = follow(e, 0, Place(1, N))
+        places = follow_permutation(e, 0, SubDimension(1, N))
         assert places is not None
         (moved,) = _run(e, [_moved(x, places[0])])
         np.testing.assert_array_equal(moved, _moved(x.reshape(shape), places[1]))
-        assert follow(e, 1, places[1]) == places
+        assert follow_permutation(e, 1, places[1]) == places
 
 
 @pytest.mark.parametrize("name", NOT_ALIKE)
 def test_what_depends_on_the_order_is_not_taken_for_alike(name):
     run, operands, dim = NOT_ALIKE[name]
     program = Program(jax.make_jaxpr(run)(*operands))
-    v, place = program.inputs[0], Place(dim, N)
+    v, place = program.inputs[0], SubDimension(dim, N)
     for e in program.equations:
-        if v in e.ins:
-            found = follow(e, e.ins.index(v), place)
+        if v in e.operands:
+            found = follow_permutation(e, e.operands.index(v), place)
             if found is None:
                 return
-            (v,) = e.outs
-            place = found.get(len(e.ins))
+            (v,) = e.results
+            place = found.get(len(e.operands))
             assert place is not None
     pytest.fail("every equation treats places alike")
 
 
 def _run(e, operands):
-    literals = (x.val if hasattr(x, "val") else None for x in e.eqn.invars)
-    given = [x if v is not None else y for x, y, v in zip(operands, literals, e.ins, strict=False)]
-    rest = [x.val for x in e.eqn.invars[len(operands) :]]
-    return bind(e.eqn, [*given, *rest])
+    literals = (x.val if hasattr(x, "val") else None for x in e.jaxpr_eqn.invars)
+    given = [x if v is not None else y for x, y, v in zip(operands, literals, e.operands, strict=False)]
+    rest = [x.val for x in e.jaxpr_eqn.invars[len(operands) :]]
+    return bind(e.jaxpr_eqn, [*given, *rest])
 
 
 def _moved(x, place):
@@ -138,5 +136,5 @@ def _moved(x, place):
     if place is None:
         return x
     x, d = jnp.asarray(x), place.dim
-    apart = x.reshape(*x.shape[:d], -1, place.count, place.inner, *x.shape[d + 1 :])
+    apart = x.reshape(*x.shape[:d], -1, place.size, place.stride, *x.shape[d + 1 :])
     return jnp.take(apart, ORDER, d + 1).reshape(x.shape)

@@ -149,12 +149,8 @@ def fused(weights, rows):
 
 def test_parts_of_a_fused_weights_result_are_dealt_out_and_back():
     draw = np.random.default_rng(0)
-    weights = [
-        {"qkv": draw.normal(size=(64, 192)) / 8, "out": draw.normal(size=(64, 64)) / 8} for _ in range(2)
-    ]
-    weights, rows = jax.tree.map(
-        partial(np.asarray, dtype=np.float32), (weights, draw.normal(size=(4, 16, 64)))
-    )
+    weights = [{"qkv": draw.normal(size=(64, 192)) / 8, "out": draw.normal(size=(64, 64)) / 8} for _ in range(2)]
+    weights, rows = jax.tree.map(partial(np.asarray, dtype=np.float32), (weights, draw.normal(size=(4, 16, 64))))
     sharded = jaxshard_magic.shard(fused, "tp", mesh="cpu:8 model=8")
     planned, made = sharded.plan(weights, rows), sharded(weights, rows)
     jax.tree.map(close, made, fused(weights, rows))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxshard_magic.pipeline.actors import Actor, Stopped, together
+from jaxshard_magic.pipeline.actors import Actor, RunStopped, run_on_actors
 
 INTERRUPTS = {"signal": lambda: os.kill(os.getpid(), signal.SIGINT), "another thread": _thread.interrupt_main}
 FOREVER = "a key that nobody gives"
@@ -60,13 +60,13 @@ def around(ranks):
     def work(actor):
         n = len(ranks)
         if actor.rank == 0:
-            ranks[1 % n].give(("sum", 1), 1)
+            ranks[1 % n].put(("sum", 1), 1)
             found.append(actor.take(("sum", 0)))
         else:
             x = actor.take(("sum", actor.rank))
-            ranks[(actor.rank + 1) % n].give(("sum", (actor.rank + 1) % n), x + 1)
+            ranks[(actor.rank + 1) % n].put(("sum", (actor.rank + 1) % n), x + 1)
 
-    together(ranks, work)
+    run_on_actors(ranks, work)
     return found[0]
 
 
@@ -80,21 +80,21 @@ def test_a_rank_takes_what_it_needs_in_any_order(ranks):
     def work(actor):
         if actor.rank == 0:
             for key in range(5):
-                ranks[1].give(key, f"message {key}")
+                ranks[1].put(key, f"message {key}")
         if actor.rank == 1:
             found.extend(actor.take(key) for key in (3, 0, 4, 1, 2))
 
-    together(ranks, work)
+    run_on_actors(ranks, work)
     assert found == [f"message {k}" for k in (3, 0, 4, 1, 2)]
 
 
 def test_ranks_run_side_by_side(ranks):
     meeting = threading.Barrier(4, timeout=5)
-    together(ranks, lambda _: meeting.wait())
+    run_on_actors(ranks, lambda _: meeting.wait())
 
 
 def test_no_rank_is_no_work():
-    together([], lambda _: None)
+    run_on_actors([], lambda _: None)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -106,13 +106,13 @@ def test_an_error_in_one_rank_ends_all_with_it(ranks, rank):
             raise ZeroDivisionError("in the loss")
         try:
             actor.take(FOREVER)
-        except Stopped:
+        except RunStopped:
             stopped.append(actor.rank)
             raise
 
     for _ in range(3):
         with pytest.raises(ZeroDivisionError, match="in the loss") as caught:
-            together(ranks, work)
+            run_on_actors(ranks, work)
         assert caught.value.__notes__ == [f"in rank {rank} of the pipeline"]
         assert sorted(stopped) == [r for r in range(4) if r != rank]
         stopped.clear()
@@ -135,7 +135,7 @@ def test_the_first_of_two_errors_is_raised(ranks):
         actor.take(FOREVER)
 
     with pytest.raises(ValueError, match="the first"):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert around(ranks) == 4
 
 
@@ -147,7 +147,7 @@ def test_an_error_wins_over_ranks_that_were_stopped(ranks):
         actor.take(FOREVER)
 
     with pytest.raises(ValueError, match="late"):
-        together(ranks, work)
+        run_on_actors(ranks, work)
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
@@ -158,7 +158,7 @@ def test_what_is_no_exception_ends_all_as_well(ranks, error):
         actor.take(FOREVER)
 
     with pytest.raises(error):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert around(ranks) == 4
 
 
@@ -175,7 +175,7 @@ def test_a_rank_that_only_gives_is_stopped_too(ranks):
                 time.sleep(0.001)
 
     with pytest.raises(ValueError, match="at once"):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert len(given) < 1000
 
 
@@ -185,8 +185,8 @@ def test_a_rank_that_has_all_it_needs_is_stopped_too(ranks):
     def work(actor):
         if actor.rank == 0:
             for k in range(10_000):
-                actor.give(k, k)
-            ranks[1].give("go", None)
+                actor.put(k, k)
+            ranks[1].put("go", None)
             for k in range(10_000):
                 taken.append(actor.take(k))
                 time.sleep(0.001)
@@ -195,14 +195,14 @@ def test_a_rank_that_has_all_it_needs_is_stopped_too(ranks):
             raise ValueError("at once")
 
     with pytest.raises(ValueError, match="at once"):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert len(taken) < 1000
 
 
 def test_nothing_of_a_failed_run_is_seen_by_the_next(ranks):
     def fails(actor):
         for other in ranks:
-            other.give("key", "old")
+            other.put("key", "old")
         if actor.rank == 1:
             raise ValueError
         actor.take(FOREVER)
@@ -210,13 +210,13 @@ def test_nothing_of_a_failed_run_is_seen_by_the_next(ranks):
     found = []
 
     def works(actor):
-        ranks[(actor.rank + 1) % 4].give("key", "new")
+        ranks[(actor.rank + 1) % 4].put("key", "new")
         found.append(actor.take("key"))
 
     for _ in range(50):
-        with pytest.raises((ValueError, Stopped)):
-            together(ranks, fails)
-        together(ranks, works)
+        with pytest.raises((ValueError, RunStopped)):
+            run_on_actors(ranks, fails)
+        run_on_actors(ranks, works)
     assert set(found) == {"new"}
 
 
@@ -228,7 +228,7 @@ def test_messages_are_let_go(ranks, fails):
         for k in range(3):
             message = Message()
             gone.append(weakref.ref(message))
-            ranks[(actor.rank + 1) % 4].give(k, message)
+            ranks[(actor.rank + 1) % 4].put(k, message)
         del message
         actor.take(0)
         if fails:
@@ -237,7 +237,7 @@ def test_messages_are_let_go(ranks, fails):
             actor.take(FOREVER)
 
     try:
-        together(ranks, work)
+        run_on_actors(ranks, work)
     except ValueError:
         assert fails
     del work
@@ -249,14 +249,14 @@ def test_a_message_that_was_taken_is_kept_by_nobody_else(ranks):
 
     def work(actor):
         if actor.rank == 0:
-            ranks[1].give("key", Message())
-            ranks[1].give("next", None)
+            ranks[1].put("key", Message())
+            ranks[1].put("next", None)
         if actor.rank == 1:
             actor.take("next")
             message = weakref.ref(actor.take("key"))
             alone.append(message() is None)
 
-    together(ranks, work)
+    run_on_actors(ranks, work)
     assert alone == [True]
 
 
@@ -264,7 +264,7 @@ def test_a_message_that_was_taken_is_kept_by_nobody_else(ranks):
 def test_an_interrupt_returns_at_once_and_the_next_run_works(ranks, how):
     for _ in range(3):
         with interrupted(0.1, how=how):
-            together(ranks, lambda actor: actor.take(FOREVER))
+            run_on_actors(ranks, lambda actor: actor.take(FOREVER))
         assert around(ranks) == 4
 
 
@@ -278,7 +278,7 @@ def test_an_interrupt_waits_for_the_program_that_a_rank_is_in(ranks):
         actor.take(FOREVER)
 
     with interrupted(0.1):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert left == ["the program"]
     assert around(ranks) == 4
 
@@ -295,7 +295,7 @@ def test_a_second_interrupt_leaves_and_the_next_run_waits(ranks):
         actor.take(FOREVER)
 
     with interrupted(0.1, 0.3):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert not left
     assert around(ranks) == 4
     assert left == ["the program"]
@@ -308,7 +308,7 @@ def test_an_interrupt_while_the_last_run_is_waited_for_harms_nothing(ranks):
         actor.take(FOREVER)
 
     with interrupted(0.1, 0.2):
-        together(ranks, long)
+        run_on_actors(ranks, long)
     with interrupted(0.1):
         around(ranks)
     assert [around(ranks) for _ in range(5)] == [4] * 5
@@ -341,7 +341,7 @@ def test_an_interrupt_of_a_run_with_an_error_is_an_interrupt(ranks):
         actor.take(FOREVER)
 
     with interrupted(0.1):
-        together(ranks, work)
+        run_on_actors(ranks, work)
     assert around(ranks) == 4
 
 
@@ -352,7 +352,7 @@ class Pipeline:
         self.actors = [Actor(rank) for rank in range(3)]
 
     def __call__(self):
-        together(self.actors, lambda actor: self.actors[actor.rank].rank)
+        run_on_actors(self.actors, lambda actor: self.actors[actor.rank].rank)
 
 
 def test_threads_end_with_the_last_reference_to_their_actors():
@@ -368,11 +368,11 @@ def test_threads_end_after_an_error_and_an_interrupt_too():
     before = threads()
     actors = [Actor(rank) for rank in range(2)]
     with pytest.raises(ZeroDivisionError):
-        together(actors, lambda actor: actor.rank // 0)
+        run_on_actors(actors, lambda actor: actor.rank // 0)
     with interrupted(0.05):
-        together(actors, lambda actor: actor.take(FOREVER))
+        run_on_actors(actors, lambda actor: actor.take(FOREVER))
     with interrupted(0.05, 0.1):
-        together(actors, lambda _: time.sleep(0.3))
+        run_on_actors(actors, lambda _: time.sleep(0.3))
     del actors
     until(lambda: not threads() - before)
 
@@ -382,10 +382,10 @@ def test_a_waiting_rank_takes_no_time_of_the_processor(ranks):
         if actor.rank == 0:
             time.sleep(0.3)
             for other in ranks[1:]:
-                other.give("go", None)
+                other.put("go", None)
         else:
             actor.take("go")
 
     start = time.process_time()
-    together(ranks, work)
+    run_on_actors(ranks, work)
     assert time.process_time() - start < 0.15

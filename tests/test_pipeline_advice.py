@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from sample_runs import ran
 
-from jaxshard_magic.analysis.advice.moves import moved, told, with_moves
+from jaxshard_magic.analysis.advice.layer_moves import describe_moves, moves_to_even, with_moves
 from jaxshard_magic.analysis.advice.pipeline import PipelineCase, pipeline_advice
-from jaxshard_magic.analysis.pipelined import measured
+from jaxshard_magic.analysis.pipeline_measurement import measured_pipeline
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Advice, Pipeline
 from jaxshard_magic.schedule import Costs, make, parse
@@ -23,7 +23,7 @@ def compiled(name: str, stages: int, microbatches: int, costs: Costs, chunks: in
 
 def ran_as(name: str, stages: int, microbatches: int, costs: Costs, alike=None) -> Pipeline:
     run = ran(make(name, stages=stages, microbatches=microbatches), costs)
-    return measured(run, [0.5] * stages, alike)
+    return measured_pipeline(run, [0.5] * stages, alike)
 
 
 def advise(p: Pipeline, code: str | None = None, **more) -> list[Advice]:
@@ -62,9 +62,7 @@ def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_t
 
 
 @pytest.mark.parametrize(("sent", "advised"), [(0.0, True), (0.2 * MS, True), (1.2 * MS, False)])
-def test_more_microbatches_are_not_advised_where_gathering_weights_for_each_takes_longer_than_the_bubble(
-    sent, advised
-):
+def test_more_microbatches_are_not_advised_where_gathering_weights_for_each_takes_longer_than_the_bubble(sent, advised):
     # 7 x 3 ms with 4 microbatches, 19 x 3/4 ms with 16: 6.75 ms less, and 12 times more to gather.
     told = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=64, weights=[sent] * 4)
     assert bool(told) == advised
@@ -127,9 +125,7 @@ def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would
         "4.00\u202fms. With block_1 in stage 1 instead of 0 all would be even, and the bubble 20.0% instead of 38.5%, "
         "as predicted.",
         "--balance measured",
-        pytest.approx(
-            1 - 5 / 6.5
-        ),  # 4 ms of each microbatch on each rank are work: 5 x 4 ms, where 26 ms are taken
+        pytest.approx(1 - 5 / 6.5),  # 4 ms of each microbatch on each rank are work: 5 x 4 ms, where 26 ms are taken
     )
 
 
@@ -138,10 +134,7 @@ def test_what_stays_uneven_is_told():
     units = [[(f"block_{i}", 1.0) for i in range(8)], [("block_8", 1.0)]]
     p = compiled("gpipe", 2, 4, Costs([8 * MS, MS], [0.0] * 2, [0.0] * 2))
     (told,) = advise(p, "uneven-stages", units=units)
-    assert (
-        "block_7 in stage 1 instead of 0 the slowest would be 11.1% above it, and the bubble 25.0%"
-        in told.message
-    )
+    assert "block_7 in stage 1 instead of 0 the slowest would be 11.1% above it, and the bubble 25.0%" in told.message
 
 
 def test_only_a_run_can_be_balanced_by_measured_time_and_only_once():
@@ -154,9 +147,7 @@ def test_only_a_run_can_be_balanced_by_measured_time_and_only_once():
 def test_where_no_layer_can_move_the_one_that_is_too_large_is_named():
     units = [[("logits", 1.0)], [("loss", 1.0)]]
     (told,) = advise(ran_as("gpipe", 2, 4, LOPSIDED), "uneven-stages", units=units)
-    assert told.message.endswith(
-        "No cut between other layers is clearly better: logits alone takes 6.00\u202fms."
-    )
+    assert told.message.endswith("No cut between other layers is clearly better: logits alone takes 6.00\u202fms.")
     assert (told.level, told.fix) == ("info", None)
 
 
@@ -189,9 +180,7 @@ def test_stages_that_run_the_same_programs_are_even_however_long_one_of_them_too
 def test_uneven_stages_of_one_rank_are_even_together():
     costs = Costs([MS, 2 * MS, MS, 2 * MS], MS, MS)
     assert advise(compiled("v-half", 2, 8, costs), "uneven-stages") == []  # 0 and 3, 1 and 2
-    (told,) = advise(
-        compiled("interleaved", 2, 8, Costs([MS, 3 * MS, MS, 3 * MS], MS, MS), 2), "uneven-stages"
-    )
+    (told,) = advise(compiled("interleaved", 2, 8, Costs([MS, 3 * MS, MS, 3 * MS], MS, MS), 2), "uneven-stages")
     assert told.message.startswith(
         "Rank 1 is the slowest: it takes 10.0\u202fms for a microbatch, 25.0% above the mean of 8.00\u202fms."
     )
@@ -201,17 +190,17 @@ def test_layers_move_by_the_time_that_they_take_where_they_are_now():
     # Stage 0 does its 4 units of FLOPs in 2 ms, stage 1 its 4 in 6 ms.
     costs = Costs([2.0, 6.0], [0.0, 0.0], [0.0, 0.0])
     units = [[("a", 2.0), ("b", 2.0)], [("c", 4 / 3), ("d", 4 / 3), ("e", 4 / 3)]]
-    moves = moved(units, costs)
-    assert told(units, moves) == "c in stage 0 instead of 1"
+    moves = moves_to_even(units, costs)
+    assert describe_moves(units, moves) == "c in stage 0 instead of 1"
     assert with_moves(units, costs, moves).forward == pytest.approx((4.0, 4.0))
 
 
 def test_layers_may_move_on_past_a_stage():
     units = [[(f"block_{i}", 1.0) for i in range(5)], [("block_5", 1.0)], [("ln", 0.0), ("loss", 0.0)]]
     costs = Costs([5.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3)
-    moves = moved(units, costs)
+    moves = moves_to_even(units, costs)
     assert with_moves(units, costs, moves).forward == pytest.approx((2.0, 2.0, 2.0))
-    assert told(units, moves) == (
+    assert describe_moves(units, moves) == (
         "block_2 and block_3 in stage 1 instead of 0, block_4 in stage 2 instead of 0, block_5 in stage 2 instead of 1"
     )
 
@@ -219,8 +208,8 @@ def test_layers_may_move_on_past_a_stage():
 def test_of_many_layers_that_move_the_first_are_named():
     counts = (3, 2, 2, 2, 2, 2, 1)
     units = [[(f"block_{s}{i}", 1.0) for i in range(n)] for s, n in enumerate(counts)]
-    moves = moved(units, Costs(counts, [0.0] * 7, [0.0] * 7))
-    said = told(units, moves)
+    moves = moves_to_even(units, Costs(counts, [0.0] * 7, [0.0] * 7))
+    said = describe_moves(units, moves)
     assert said.startswith("block_02 in stage 1 instead of 0, block_11 in stage 2 instead of 1, ")
     assert said.endswith("block_31 in stage 4 instead of 3, 2 more such moves")
 
@@ -307,6 +296,4 @@ def test_each_hint_opens_with_a_short_clause():
 
 def test_costs_without_a_unit_are_told_in_units():
     (told,) = advise(timeline(make("1f1b", stages=4, microbatches=8)), "better-schedule")
-    assert told.message.startswith(
-        "zb-h1 would take less time: its actions 27 units where those of 1f1b take 33 units"
-    )
+    assert told.message.startswith("zb-h1 would take less time: its actions 27 units where those of 1f1b take 33 units")

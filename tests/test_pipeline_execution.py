@@ -15,8 +15,8 @@ from jax._src.interpreters import pxla
 
 import jaxshard_magic
 from jaxshard_magic import schedule
-from jaxshard_magic.pipeline.loaded import compiled_like, likeness
-from jaxshard_magic.schedule.actions import parse_step, parts
+from jaxshard_magic.pipeline.executable_reuse import program_identity, reuse_executable
+from jaxshard_magic.schedule.actions import entry_actions, parse_entry
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), jnp.float32)
 
@@ -77,8 +77,8 @@ def test_a_rank_holds_what_the_simulator_counts(name, stages):
     pipe = pipeline_of(step)
     wanted = schedule.simulate(pipe.split.schedule).peak_activations
     assert pipe.peaks == wanted
-    assert pipe.last is not None
-    assert pipe.last.peaks == wanted
+    assert pipe.last_run is not None
+    assert pipe.last_run.peaks == wanted
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_actions_keep_the_order_of_their_rank_and_wait_for_what_they_need(name):
     step, ws = piped(descend, 2, name, 4), layers(4)
     for _ in range(2):
         step(ws, BATCH)
-    run = pipeline_of(step).last
+    run = pipeline_of(step).last_run
     ends = {}
     for rank, row in enumerate(run.schedule.grid):
         mine = [e for e in run.events if e.rank == rank]
-        assert [e.action for e in mine] == [str(a) for each in row for a in parts(each)]
+        assert [e.action for e in mine] == [str(a) for each in row for a in entry_actions(each)]
         assert all(a.end <= b.start for a, b in pairwise(mine))
     for e in run.events:
-        (action,) = parts(parse_step(e.action))
+        (action,) = entry_actions(parse_entry(e.action))
         ends[action.kind, action.stage, action.microbatch] = e.end
     last = max(s for _, s, _ in ends)
     for e in run.events:
-        (a,) = parts(parse_step(e.action))
+        (a,) = entry_actions(parse_entry(e.action))
         s, m = a.stage, a.microbatch
         if a.kind == "F" and s > 0:
             assert e.start >= ends["F", s - 1, m]
@@ -169,7 +169,7 @@ def test_a_stage_and_its_optimizer_state_live_on_its_own_devices(mesh):
     plain, start = adam()
     step = piped(plain, 4, mesh=mesh)
     state, _ = step(start(8), BATCH)
-    ranks = pipeline_of(step).ranks.each
+    ranks = pipeline_of(step).ranks.sub_meshes
     moments = state["opt"][0]
     for k in range(8):
         own = set(ranks[k // 2].devices.flat)
@@ -236,11 +236,11 @@ def test_a_program_runs_on_devices_that_it_was_not_compiled_for(no_cache, monkey
         return mesh, at, run.lower(x)
 
     (_, elsewhere, first), (mesh, at, other) = on(0), on(4)
-    assert likeness(first) == likeness(other)
+    assert program_identity(first) == program_identity(other)
     compiled = first.compile()
     with monkeypatch.context() as patch:
         patch.setattr(pxla, "_cached_compilation", None)  # nothing can be compiled
-        moved = compiled_like(other, compiled, mesh)
+        moved = reuse_executable(other, compiled, mesh)
     for _ in range(2):
         made = moved(jax.device_put(x, at))
         assert made.sharding == at
@@ -256,7 +256,7 @@ def test_a_program_that_calls_back_is_like_no_other():
 
         return jax.jit(run).lower(1.0)
 
-    assert len({likeness(lowered()) for _ in range(10)}) == 10
+    assert len({program_identity(lowered()) for _ in range(10)}) == 10
 
 
 def test_programs_that_drop_other_arguments_are_unlike():
@@ -266,5 +266,5 @@ def test_programs_that_drop_other_arguments_are_unlike():
     x = jnp.ones(3)
     one, other = jax.jit(run).lower([x]), jax.jit(run).lower([x, x])
     assert one.as_text() == other.as_text()
-    assert likeness(one) == likeness(jax.jit(run).lower([x]))
-    assert likeness(one) != likeness(other)
+    assert program_identity(one) == program_identity(jax.jit(run).lower([x]))
+    assert program_identity(one) != program_identity(other)

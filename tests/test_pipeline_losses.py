@@ -94,9 +94,7 @@ def test_the_report_has_both_losses_in_turn(name):
     assert len(told.events) == len(told.ideal_events) == 2 * 2 * 2 * 4
     for rank in range(2):
         own = [e for e in told.events if e.rank == rank]
-        assert max(e.end for e in own if e.action[0] in "01") <= min(
-            e.start for e in own if e.action[0] in "23"
-        )
+        assert max(e.end for e in own if e.action[0] in "01") <= min(e.start for e in own if e.action[0] in "23")
     assert told.bubble.ideal == pytest.approx(1 / 5)  # of each loss, one of m + p - 1 slots
     assert len(told.costs) == 4 and all(forward > 0 for forward, *_ in told.costs)
     held = sum(d.params + d.optimizer + d.other for d in report.memory.per_device)
@@ -110,9 +108,7 @@ def test_a_loss_with_nothing_to_cut_runs_on_the_last_stage_and_the_report_says_s
     _, args, sharded = piped("one without examples")
     sharded.prepare(*args)
     (said,) = (a for a in sharded.report().advice if a.code == "whole-loss")
-    assert said.message.startswith(
-        "Loss 2 of the 2 that the step differentiates runs whole on the last stage"
-    )
+    assert said.message.startswith("Loss 2 of the 2 that the step differentiates runs whole on the last stage")
     equations = [len(p.whole.equations) for p in sharded.entry.compiled.split.losses[1].programs]
     assert equations[0] == 0 < equations[1]
 

@@ -16,9 +16,9 @@ from thinned import FULL, thinned
 import jaxshard_magic
 from jaxshard_magic import cut
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.pipeline.allowed_starts import allowed_starts, marked_starts
 from jaxshard_magic.pipeline.balance import stage_starts
-from jaxshard_magic.pipeline.starts import allowed_starts, marked_starts
-from jaxshard_magic.pipeline.units import Units
+from jaxshard_magic.pipeline.loss_units import LossUnits
 from jaxshard_magic.program.ir import Program
 
 # An identity
@@ -35,9 +35,7 @@ def loss(w, x, mark):
     def layer(h, w):
         return mark(jnp.tanh(h @ w)), h.sum()
 
-    carried = mark(
-        {"h": x @ w[0], "rows": jnp.arange(len(x)), "key": jax.random.key(1), "n": 2, "none": None}
-    )
+    carried = mark({"h": x @ w[0], "rows": jnp.arange(len(x)), "key": jax.random.key(1), "n": 2, "none": None})
     h, sums = jax.lax.scan(layer, carried["h"], w)
     noise = jax.random.uniform(mark(carried["key"]), h.shape)
     return ((h * noise)[carried["rows"]] * carried["n"]).sum() + mark(sums).sum()
@@ -53,9 +51,9 @@ WAYS = {
     "vmap": lambda f: jax.vmap(f, (None, 0))(W, jnp.stack([X, 2 * X])),
     "vmap of grad": lambda f: jax.vmap(jax.grad(f), (None, 0))(W, jnp.stack([X, 2 * X])),
     "remat": lambda f: jax.grad(jax.checkpoint(f))(W, X),
-    "remat that keeps products": lambda f: jax.grad(
-        jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)
-    )(W, X),
+    "remat that keeps products": lambda f: jax.grad(jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable))(
+        W, X
+    ),
     "scan": lambda f: jax.lax.scan(lambda w, x: (w - jax.grad(f)(w, x), f(w, x)), W, jnp.stack([X, 2 * X])),
 }
 
@@ -90,7 +88,7 @@ def places(units):
 def units(fun, layers=6):
     w, x = jnp.ones((layers, 8, 8)), jnp.ones((4, 8))
     program = Program(jax.make_jaxpr(fun)(w, x))
-    return Units(program, program.inputs[:1], program.inputs[1:])
+    return LossUnits(program, program.inputs[:1], program.inputs[1:])
 
 
 def products(h, w, n):
@@ -197,7 +195,7 @@ def test_of_more_markers_than_are_needed_those_of_most_even_stages_are_taken():
     found = units(loss)
     assert places(found) == [1, 5, 7, 12, 14]
     # 11 products: 5 and 6 of them, 4 and 5 and 2, 4 and 1 and 4 and 2
-    assert [stage_starts(found, n, among=allowed_starts(found, n)) for n in (2, 3, 4)] == [
+    assert [stage_starts(found, n, allowed=allowed_starts(found, n)) for n in (2, 3, 4)] == [
         [7],
         [5, 12],
         [5, 7, 12],
@@ -210,7 +208,7 @@ def test_a_marked_loop_is_cut_in_equal_parts_where_that_costs_little():
         return cut(h @ w[0]).sum()
 
     found = units(loss, layers=8)
-    assert stage_starts(found, 4, among=allowed_starts(found, 4)) == [2, 4, 6]
+    assert stage_starts(found, 4, allowed=allowed_starts(found, 4)) == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +272,7 @@ def piped(made, stages, **options):
 
 def parameters(sharded):
     """How many parameters each stage reads."""
-    parts = sharded.entry.compiled.split.losses[0].cut.units
+    parts = sharded.entry.compiled.split.losses[0].split_loss.units
     return [len({k for unit in units for k in unit.parameters}) for units in parts]
 
 
@@ -299,16 +297,12 @@ def test_stages_begin_at_markers_and_numbers_stay(made, stages, options, read):
 def test_too_few_markers_end_a_cell_before_anything_runs():
     step, args = marked({4})
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4)
-    with pytest.raises(
-        ShardError, match=r"cut marks 1 place for a stage to begin, 3 are needed; use --stages 2"
-    ):
+    with pytest.raises(ShardError, match=r"cut marks 1 place for a stage to begin, 3 are needed; use --stages 2"):
         sharded.prepare(*args)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "options", thinned([{}, {"microbatches": 4, "remat": "full", "precision": "bf16"}], [{}])
-)
+@pytest.mark.parametrize("options", thinned([{}, {"microbatches": 4, "remat": "full", "precision": "bf16"}], [{}]))
 def test_without_a_pipeline_a_marked_step_is_sharded_as_it_is(options):
     (step, args), (plain, _) = marked({1, 3}), marked()
     sharded, same = (jaxshard_magic.shard(f, "fsdp", mesh="data=4", **options)(*args) for f in (step, plain))

@@ -265,9 +265,7 @@ def test_five_steps_of_training_are_those_of_the_plain_step(row):
 
 
 def test_every_pair_that_can_be_is_in_some_row():
-    possible = [
-        r for r in itertools.starmap(Row, itertools.product(KINDS, NAMES, STAGES, INSIDE)) if r.can_be
-    ]
+    possible = [r for r in itertools.starmap(Row, itertools.product(KINDS, NAMES, STAGES, INSIDE)) if r.can_be]
     for one, other in itertools.combinations(Row._fields, 2):
 
         def pairs(rows, one=one, other=other):

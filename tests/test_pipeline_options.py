@@ -29,9 +29,7 @@ def train_step(state, batch):
 
 
 def test_a_pipeline_by_itself_is_1f1b_over_the_stages_of_the_mesh_with_even_flops():
-    assert PipelineOptions() == PipelineOptions(
-        stages=None, schedule="1f1b", chunks=None, balance="flops", cut=None
-    )
+    assert PipelineOptions() == PipelineOptions(stages=None, schedule="1f1b", chunks=None, balance="flops", cut=None)
     assert PipelineOptions().given == {}
 
 
@@ -125,9 +123,7 @@ def test_microbatches_that_a_schedule_has_no_form_for_are_told_as_options(name, 
         (7, 1, 1, "1f1b", 1),  # a single stage needs no other
     ],
 )
-def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(
-    batch, shards, stages, name, want
-):
+def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(batch, shards, stages, name, want):
     assert default_microbatches(batch, shards, stages, PipelineOptions(schedule=name)) == want
 
 
@@ -180,9 +176,7 @@ def test_options_of_a_pipeline_without_one_are_told_with_the_strategy_that_has_o
 
 def test_without_pp_and_its_options_there_is_no_pipeline():
     assert (
-        pipeline_options(
-            ("fsdp",), {"stages": None, "schedule": None}, GradientOptions(reduce="once", pad=True)
-        )
+        pipeline_options(("fsdp",), {"stages": None, "schedule": None}, GradientOptions(reduce="once", pad=True))
         is None
     )
 

@@ -35,9 +35,9 @@ def test_stages_of_alike_layers_are_those_derived_by_hand(scanned):
     stages = outline.stages(sharded.request.pipeline.scheduled(4, 4).for_losses(1))
     each = 2 * EXAMPLES * WIDTH * 2 * WIDTH  # FLOPs of one of a layer's two products
     assert [sum(p.flops for p in stage.products) for stage in stages] == [2 * 2 * each] * 4
-    assert [stage.weights for stage in stages] == [2 * LAYER] * 4
+    assert [stage.weight_bytes for stage in stages] == [2 * LAYER] * 4
     assert [sum(p.weights for p in stage.products) for stage in stages] == [2 * LAYER] * 4
-    assert [stage.crossing for stage in stages] == [EXAMPLES * WIDTH * F32] * 3 + [0]
+    assert [stage.crossing_bytes for stage in stages] == [EXAMPLES * WIDTH * F32] * 3 + [0]
 
 
 STEPS = {
@@ -66,12 +66,12 @@ def test_it_is_the_pipeline_that_is_then_made(name):
         read: set[int] = set()
         each = stages[at : at + len(loss.stages)]
         at += len(each)
-        assert [s.crossing // 4 for s in each[:-1]] == list(loss.cut.crossing)
+        assert [s.crossing_bytes // 4 for s in each[:-1]] == list(loss.split_loss.crossing_bytes)
         for program, stage in zip(loss.programs, each, strict=True):
             first = set(program.stage.parameters) - read
             read |= first
-            inputs = loss.cut.program.closed.in_avals
-            assert stage.weights == sum(inputs[i].size * inputs[i].dtype.itemsize for i in first)
+            inputs = loss.split_loss.program.closed.in_avals
+            assert stage.weight_bytes == sum(inputs[i].size * inputs[i].dtype.itemsize for i in first)
     assert at == len(stages)
 
 
@@ -79,17 +79,15 @@ def test_a_loss_that_cannot_be_cut_is_whole_in_its_last_stage():
     step, args = several.one_without_examples()
     sharded, outline = outlined(step, args)
     stages = outline.stages(sharded.request.pipeline.scheduled(4, 4).for_losses(len(outline)))
-    uncut = [a for a in range(0, len(stages), 4) if not any(s.weights for s in stages[a : a + 3])]
+    uncut = [a for a in range(0, len(stages), 4) if not any(s.weight_bytes for s in stages[a : a + 3])]
     assert len(uncut) == 1
-    assert [s.crossing for s in stages[uncut[0] : uncut[0] + 4]] == [0] * 4
-    assert stages[uncut[0] + 3].weights == sum(x.nbytes for x in jax.tree.leaves(args[0]))
+    assert [s.crossing_bytes for s in stages[uncut[0] : uncut[0] + 4]] == [0] * 4
+    assert stages[uncut[0] + 3].weight_bytes == sum(x.nbytes for x in jax.tree.leaves(args[0]))
 
 
 def test_a_step_that_takes_no_gradient_and_one_with_too_few_places_are_told():
     with pytest.raises(ShardError, match="takes no gradient"):
         outlined(lambda params, x: (params, x.sum()), chain(blocks(2))[1])
-    sharded, outline = outlined(
-        *chain([{"a": jnp.ones((WIDTH, 2 * WIDTH)), "b": jnp.ones((2 * WIDTH, WIDTH))}])
-    )
+    sharded, outline = outlined(*chain([{"a": jnp.ones((WIDTH, 2 * WIDTH)), "b": jnp.ones((2 * WIDTH, WIDTH))}]))
     with pytest.raises(ShardError, match=r"places for a stage .* 64 are needed"):
         outline.stages(sharded.request.pipeline.scheduled(64, 64).for_losses(1))

@@ -12,7 +12,7 @@ from sample_complaints import FOLDING
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.analysis.staged_works import first_alike, input_share
+from jaxshard_magic.analysis.stage_products import first_with_same_programs, input_share
 from jaxshard_magic.report import Report
 
 WIDE, MICROBATCHES = 256, 4
@@ -66,7 +66,7 @@ def assert_each_layer_has_its_line(report: Report):
 )
 def test_alike_stages_share_programs_and_each_has_its_own_lines(strategy, name):
     sharded = prepared(written_out(), strategy, "pipe=4 data=2", schedule=name, cut="^block$")
-    assert first_alike(sharded.entry.compiled) == (0, 1, 1, 3)
+    assert first_with_same_programs(sharded.entry.compiled) == (0, 1, 1, 3)
     assert_each_layer_has_its_line(sharded.report())
 
 
@@ -79,9 +79,7 @@ def test_what_moves_is_counted_as_often_as_the_schedule_runs_it():
     assert_each_layer_has_its_line(report)
     gathers = [c for c in report.collectives if c.kind == "all-gather"]
     assert {c.phase for c in gathers} == {"forward", "backward"}
-    for c in (
-        gathers
-    ):  # of both weights of a layer, once in each pass of a microbatch; the mean of two ranks is sent
+    for c in gathers:  # of both weights of a layer, once in each pass of a microbatch; the mean of two ranks is sent
         assert c.count == 2 * MICROBATCHES
         assert c.wire_bytes == c.count * WIDE * WIDE * 4 / 2 / 2
 
@@ -168,7 +166,7 @@ def test_what_the_compiler_does_not_tell_is_unknown_and_not_nothing():
 
 def test_what_the_compiler_complains_of_is_told():
     sharded = prepared(chain(), "pp", "pipe=2")
-    sharded.entry.complaints = (FOLDING,)
+    sharded.entry.compiler_messages = (FOLDING,)
     (told,) = (a for a in sharded.report().advice if a.code == "slow-folding")
     assert told.message.startswith("XLA computes f32[1000000], 3.81\u202fMiB, while it compiles")
 
@@ -199,9 +197,7 @@ def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
     assert {(c.kind, c.axes) for c in gradients} == ({("all-reduce", ("data",))} if "data" in axes else set())
     one_layer = WIDE * WIDE * 4 // 2  # on a device, along the model's axis
     assert all(c.bytes == one_layer for c in gradients)
-    assert all(
-        c.phase == "forward" or c.axes == ("data",) for c in report.collectives if c.kind == "all-gather"
-    )
+    assert all(c.phase == "forward" or c.axes == ("data",) for c in report.collectives if c.kind == "all-gather")
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.full), "zb-h1"])

@@ -6,7 +6,7 @@ import pytest
 from sample_runs import ran
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.pipeline.record import Event, Handover, Run
+from jaxshard_magic.pipeline.record import ActionEvent, Handover, PipelineRun
 from jaxshard_magic.schedule import Costs, make, parse, simulate
 
 SPLIT = Costs([1, 2, 3, 4], [0, 1.5, 1, 2], [2, 1, 2, 0.5], [0.1, 0.2, 0.3, 0.4])
@@ -38,7 +38,7 @@ def test_stages_of_one_rank_hand_nothing_over():
     costs = Costs([1, 2, 3, 4], [1, 1, 1, 1], [1, 1, 1, 1], 0.25)
     run = ran(make("v-half", stages=2, microbatches=6), costs)
     # stages 0 and 3 are on rank 0, 1 and 2 on rank 1
-    assert run.transfers() == (pytest.approx(0.25), None, pytest.approx(0.25))
+    assert run.boundary_seconds() == (pytest.approx(0.25), None, pytest.approx(0.25))
     near(run.costs(), costs)
 
 
@@ -47,10 +47,10 @@ def test_a_stage_that_does_both_is_divided_as_its_halves_are_and_takes_the_mean(
     times = {"0F0": 1.0, "0F1": 1.0, "0B0": 5.0, "0I1": 1.0, "0W1": 2.0}
     events, now = [], 0.0
     for action, seconds in times.items():
-        events.append(Event(0, action, now, now + seconds))
+        events.append(ActionEvent(0, action, now, now + seconds))
         now += seconds
     # Once 5 and once 3 are 4 in the mean, a third of it input gradient.
-    near(Run(made, tuple(events), (), (2,), 10.0).costs(), Costs(1.0, 4 / 3, 8 / 3), stages=1)
+    near(PipelineRun(made, tuple(events), (), (2,), 10.0).costs(), Costs(1.0, 4 / 3, 8 / 3), stages=1)
 
 
 @pytest.mark.parametrize("microbatches", [2, 8])
@@ -66,11 +66,11 @@ def test_stages_that_run_the_same_programs_take_the_median_of_all_their_events()
     # Of each stage: two forward and two backward passes.
     seconds = {0: (9, 9, 9, 9), 1: (1.0, 1.2, 2.0, 3.0), 2: (1.4, 1.6, 2.2, 2.4)}
     events = tuple(
-        Event(stage, f"{stage}{kind}{mb}", 0.0, took)
+        ActionEvent(stage, f"{stage}{kind}{mb}", 0.0, took)
         for stage, each in seconds.items()
         for (kind, mb), took in zip((("F", 0), ("F", 1), ("B", 0), ("B", 1)), each, strict=True)
     )
-    run = Run(made, events, (), (2, 2, 2), 10.0)
+    run = PipelineRun(made, events, (), (2, 2, 2), 10.0)
     alone, together = run.costs([0, 0.5, 0.5]), run.costs([0, 0.5, 0.5], ["first", "block", "block"])
     # The lower of the two in the middle: of 1.0 and 1.2 and of 1.4 and 1.6, or of all four.
     near(alone, Costs([9, 1.0, 1.4], [0, 1.0, 1.1], [9, 1.0, 1.1], 0.0), 3)
@@ -95,20 +95,20 @@ def test_a_stage_hands_over_both_ways_and_its_transfer_is_the_mean():
     )
     run = replace(run, handovers=ways)
     assert run.costs().per_stage(3).transfer == pytest.approx([0.1, 0.4, 0.3])
-    assert run.transfers() == pytest.approx((0.35, 0.25))
+    assert run.boundary_seconds() == pytest.approx((0.35, 0.25))
 
 
 def test_the_bubble_is_the_idle_share_between_the_first_start_and_the_last_end():
     # Rank 0 works 0-1 and 3-5, rank 1 works 1-3: 5 of 2 x 5 seconds, whenever the step itself began.
     made = parse("0F0 0B0\n1F0 1B0")
     events = (
-        Event(0, "0F0", 9, 10),
-        Event(1, "1F0", 10, 11),
-        Event(1, "1B0", 11, 12),
-        Event(0, "0B0", 12, 14),
+        ActionEvent(0, "0F0", 9, 10),
+        ActionEvent(1, "1F0", 10, 11),
+        ActionEvent(1, "1B0", 11, 12),
+        ActionEvent(0, "0B0", 12, 14),
     )
-    run = Run(made, events, (), (1, 1), 20.0)
-    assert (run.start, run.makespan, run.work, run.bubble()) == (9, 5, (3, 2), 0.5)
+    run = PipelineRun(made, events, (), (1, 1), 20.0)
+    assert (run.start, run.makespan, run.busy_seconds, run.bubble()) == (9, 5, (3, 2), 0.5)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"])
@@ -126,7 +126,7 @@ def test_1f1b_of_even_stages_idles_three_elevenths():
 
 def test_a_run_that_was_not_timed_or_did_not_end_says_so():
     made = make("1f1b", stages=2, microbatches=2)
-    untimed = Run(made, (), (), (0, 0), 1.0)
+    untimed = PipelineRun(made, (), (), (0, 0), 1.0)
     with pytest.raises(ShardError, match="no events: it was not timed"):
         untimed.bubble()
     run = ran(made, Costs())

@@ -7,8 +7,8 @@ import pytest
 from sample_reports import attached
 from sample_runs import ran
 
-from jaxshard_magic.analysis.paths import told_together
-from jaxshard_magic.analysis.pipelined import measured, of_model
+from jaxshard_magic.analysis.paths import summarize_paths
+from jaxshard_magic.analysis.pipeline_measurement import measured_pipeline, with_model_parts
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs, Schedule, make, parse
@@ -21,7 +21,7 @@ UNEVEN = Costs([MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS],
 
 def with_ranks(p: Pipeline) -> Pipeline:
     stages = len(p.ranks)
-    return of_model(
+    return with_model_parts(
         p,
         holds=[f"blocks {i}" for i in range(stages)],
         devices=[(2 * i, 2 * i + 1) for i in range(stages)],
@@ -30,7 +30,7 @@ def with_ranks(p: Pipeline) -> Pipeline:
 
 
 def of_run(made: Schedule, costs: Costs, split=None) -> Pipeline:
-    return with_ranks(measured(ran(made, costs), split))
+    return with_ranks(measured_pipeline(ran(made, costs), split))
 
 
 def test_a_run_as_predicted_has_nothing_unexplained():
@@ -66,10 +66,8 @@ def test_each_rank_has_what_it_did_and_what_it_is():
 
 def test_a_pause_that_no_cost_tells_of_is_not_explained():
     run = ran(make("gpipe", stages=2, microbatches=2), Costs(MS, MS, MS))
-    paused = tuple(
-        replace(e, start=e.start + 9 * MS, end=e.end + 9 * MS) if "B" in e.action else e for e in run.events
-    )
-    p = measured(replace(run, events=paused))
+    paused = tuple(replace(e, start=e.start + 9 * MS, end=e.end + 9 * MS) if "B" in e.action else e for e in run.events)
+    p = measured_pipeline(replace(run, events=paused))
     # Forward and backward 3 slots of 1 and 2 ms, 12 ms of 18 busy; with the pause of 18 + 18.
     assert p.bubble.predicted == pytest.approx(1 / 3)
     assert p.bubble.measured == pytest.approx(1 - 12 / 36)
@@ -78,9 +76,7 @@ def test_a_pause_that_no_cost_tells_of_is_not_explained():
 
 
 def test_events_start_with_the_first_action_and_fused_ones_are_one():
-    made = parse(
-        "0F0 0F1 3F0 3B0 0F2+3F1 0B0+3B1 3F2 3B2 0B1 0B2\n1F0 2F0 1F1 2F1 1F2+2B0 2F2+1B0 2B1 1B1 2B2 1B2"
-    )
+    made = parse("0F0 0F1 3F0 3B0 0F2+3F1 0B0+3B1 3F2 3B2 0B1 0B2\n1F0 2F0 1F1 2F1 1F2+2B0 2F2+1B0 2B1 1B1 2B2 1B2")
     p = of_run(made, Costs(MS, MS, MS))
     ideal = {(event.rank, event.action): event for event in p.ideal_events}
     assert min(event.start for event in p.events) == 0.0
@@ -93,9 +89,7 @@ def test_events_start_with_the_first_action_and_fused_ones_are_one():
 
 def test_what_if_is_of_the_measured_costs():
     p = of_run(make("1f1b", stages=4, microbatches=8), Costs(MS, MS, MS), split=[0.5] * 4)
-    (halves,) = (
-        w for w in p.what_if if (w.schedule, w.stages, w.microbatches, w.chunks) == ("zb-h1", 4, 8, 1)
-    )
+    (halves,) = (w for w in p.what_if if (w.schedule, w.stages, w.microbatches, w.chunks) == ("zb-h1", 4, 8, 1))
     assert halves.makespan == pytest.approx((3 * 8 + 4 - 1) * MS)
 
 
@@ -131,4 +125,4 @@ def test_a_report_shows_what_was_measured_as_text_and_html_and_keeps_it_as_json(
     ],
 )
 def test_parts_of_a_model_are_told_whatever_their_names_are(keys, told):
-    assert told_together([f"p.{key}" for key in keys], 1 if told != "p" else None).startswith(told)
+    assert summarize_paths([f"p.{key}" for key in keys], 1 if told != "p" else None).startswith(told)

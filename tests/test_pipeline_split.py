@@ -8,9 +8,9 @@ import pytest
 from pipelines import captured
 
 import jaxshard_magic
-from jaxshard_magic.analysis.staged_moves import sent_by
+from jaxshard_magic.analysis.pipeline_traffic import sent_bytes
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.pipeline.around import flat, gradient_calls
+from jaxshard_magic.pipeline.outer_program import flatten_step, gradient_calls
 from jaxshard_magic.program.trace import path_name
 
 
@@ -21,23 +21,18 @@ def split_of(made, stages=2, microbatches=2, **schedule):
 
 def ranks(found, split):
     """The ranks of each input that holds no examples, piece by piece, by its path."""
-    at = split.placed.at
+    at = split.assignment.rank_of_value
     return {
         path_name(path): [at[v] for v in part.values]
         for i, (path, part) in enumerate(zip(found.traced.in_paths, split.leaves, strict=True))
-        if i not in found.batch.dims
+        if i not in found.batch.input_dims
     }
 
 
 def travels(split):
     """The shapes of what the step around the gradient call takes from one rank to another."""
     program, at = split.around.program, split.placed.at
-    return {
-        program.shapes[v]
-        for group in split.placed.groups
-        for v in group.reads
-        if v in at and at[v] != group.place
-    }
+    return {program.shapes[v] for group in split.placed.groups for v in group.reads if v in at and at[v] != group.place}
 
 
 def test_each_layer_lives_on_its_stage_with_its_moments():
@@ -80,8 +75,13 @@ def test_tied_embeddings_live_on_the_first_stage_that_reads_them():
     found, split = split_of(steps.tied())
     assert ranks(found, split)["params.embedding"] == [0]
     (loss,) = split.losses
-    (i,) = (i for i, p in enumerate(loss.cut.pieces) if loss.users.get(i) == (0, 1) and i in loss.trained)
-    assert loss.owner(i) == 0 and loss.cut.program.shapes[loss.cut.program.inputs[i]] == (32, 16)
+    (i,) = (
+        i for i, p in enumerate(loss.split_loss.pieces) if loss.reader_stages.get(i) == (0, 1) and i in loss.trained
+    )
+    assert loss.owner_rank(i) == 0 and loss.split_loss.program.shapes[loss.split_loss.program.inputs[i]] == (
+        32,
+        16,
+    )
 
 
 def test_with_several_stages_a_rank_each_lives_on_its_own():
@@ -115,20 +115,20 @@ def test_a_parameter_that_the_loss_does_not_read_has_a_place_and_a_gradient():
     found, split = split_of(steps.unread())
     assert len(set(map(tuple, (at for path, at in ranks(found, split).items() if "spare" in path)))) == 1
     (loss,) = split.losses
-    (i,) = (i for i in loss.gradient_of if i not in loss.users)
-    assert loss.owner(i) == split.hub
+    (i,) = (i for i in loss.gradient_values if i not in loss.reader_stages)
+    assert loss.owner_rank(i) == split.loss_rank
 
 
 def test_an_output_that_is_a_number_of_the_program_has_a_value():
     _, split = split_of(steps.average_of_layers())
     (number,) = split.outputs[-1].values
-    assert split.around.program.avals[number].dtype == jnp.int32
+    assert split.outer.program.avals[number].dtype == jnp.int32
 
 
 def test_rows_are_worked_on_in_the_pieces_of_their_stages():
     _, split = split_of(steps.scanned(8), stages=4, microbatches=4)
     whole = {(8, 16, 32), (8, 32, 16)}
-    assert not whole & set(split.around.program.shapes)
+    assert not whole & set(split.outer.program.shapes)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +147,15 @@ def test_steps_that_are_no_pipeline_are_refused(made, message):
 
 def test_a_step_without_a_gradient_is_refused():
     with pytest.raises(ShardError, match="takes no gradient"):
-        gradient_calls(flat(jax.make_jaxpr(lambda x: x + 1)(1.0)))
+        gradient_calls(flatten_step(jax.make_jaxpr(lambda x: x + 1)(1.0)))
 
 
 def test_a_condition_around_the_update_is_opened():
     closed = jax.make_jaxpr(
         lambda i, x: jax.lax.switch(i, [lambda x: (x, 1), lambda x: (2 * x, 2), lambda x: (x, 3)], x)
     )(0, 2.0)
-    opened = flat(closed)
-    assert not any(e.doors for e in opened.equations)
+    opened = flatten_step(closed)
+    assert not any(e.bodies for e in opened.equations)
     for i, want in ((-1, (2, 1)), (1, (4, 2)), (7, (2, 3))):
         made = jax.core.eval_jaxpr(opened.closed.jaxpr, opened.closed.consts, jnp.int32(i), 2.0)
         assert tuple(map(float, made)) == want
@@ -180,5 +180,5 @@ def test_weights_that_a_loop_gives_back_and_nothing_reads_do_not_travel():
     sharded = jaxshard_magic.shard(step, "pp", mesh=mesh, microbatches=4)
     pipeline = sharded.prepare(jnp.ones((layers, width, width)), jnp.ones((examples, width))).compiled
     activation = examples // 4 * width * 4  # float32, of one microbatch
-    assert sent_by(pipeline, 0) == (activation, 0)
-    assert sent_by(pipeline, 1) == (0, activation)
+    assert sent_bytes(pipeline, 0) == (activation, 0)
+    assert sent_bytes(pipeline, 1) == (0, activation)

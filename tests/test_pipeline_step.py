@@ -15,7 +15,7 @@ from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic import schedule
-from jaxshard_magic.analysis.alternatives import alternatives
+from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.errors import ShardError
 
 WITHIN = 2e-5  # of Adam's steps: rounding of a gradient near zero turns into more
@@ -24,8 +24,7 @@ WITHIN = 2e-5  # of Adam's steps: rounding of a gradient near zero turns into mo
 def furthest(got, want):
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     return max(
-        float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0))
-        for a, b in pairs
+        float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0)) for a, b in pairs
     )
 
 
@@ -119,7 +118,7 @@ def test_the_report_has_the_pipeline_as_it_ran(name):
         "s",
     )
     assert piped.bubble.ideal == pytest.approx(
-        schedule.simulate(made, sharded.entry.compiled.last.costs().even(2)).bubble, abs=0.2
+        schedule.simulate(made, sharded.entry.compiled.last_run.costs().even(2)).bubble, abs=0.2
     )
     assert 0 <= piped.bubble.measured < 1
     assert len(piped.events) == sum(map(len, made.grid))
@@ -143,9 +142,7 @@ def test_a_dry_run_predicts_by_flops_alone():
     assert report.timing.predicted_step_s >= report.pipeline.makespan[1]
     sharded(*args)
     ran = sharded.report()
-    assert (
-        ran.pipeline == report.pipeline and ran.advice == report.advice
-    )  # a CPU's times are none of the chip's
+    assert ran.pipeline == report.pipeline and ran.advice == report.advice  # a CPU's times are none of the chip's
 
 
 def test_memory_is_that_of_each_stage(on_four):
@@ -198,9 +195,7 @@ def test_frozen_and_optimizer_state_with_specs_of_their_own_are_held_so_inside_s
 def stages_of(sharded):
     """The embedding, layers or head that each stage begins with, by the shapes of its parameters."""
     pipeline = sharded.entry.compiled
-    return [
-        len({k for unit in units for k in unit.parameters}) for units in pipeline.split.losses[0].cut.units
-    ]
+    return [len({k for unit in units for k in unit.parameters}) for units in pipeline.split.losses[0].cut.units]
 
 
 @pytest.mark.ci
@@ -256,7 +251,7 @@ def test_an_option_is_compared_with_the_pipeline_without_it():
     step, args = steps.unrolled()
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, remat="full")
     sharded(*args)
-    found = alternatives(sharded, 600)
+    found = compile_alternatives(sharded, 600)
     assert [a.change for a in found] == ["", "without --remat full"]
     assert found[0].peak < found[1].peak
 
@@ -300,13 +295,7 @@ def test_another_mesh_that_the_user_has_set_is_none_of_the_pipelines(how):
     if how == "for good":
         jax.set_mesh(other)
     try:
-        with (
-            jax.set_mesh(other)
-            if how == "around the call"
-            else other
-            if how == "the older way"
-            else nullcontext()
-        ):
+        with jax.set_mesh(other) if how == "around the call" else other if how == "the older way" else nullcontext():
             first, second = piped(*args), piped(*args)
     finally:
         jax.set_mesh(None)

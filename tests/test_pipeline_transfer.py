@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxshard_magic.pipeline import transfer
-from jaxshard_magic.pipeline.transfer import Route
+from jaxshard_magic.pipeline.transfer import ArrayTransfer
 
 DEVICES = jax.devices()
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -83,7 +83,7 @@ def of_programs(request):
 
 @pytest.mark.parametrize(("source", "target"), PLACES.values(), ids=PLACES)
 def test_values_and_shardings_arrive_at_every_call(source, target, by, of_programs):
-    route = Route([target], of_programs=of_programs)
+    route = ArrayTransfer([target], from_programs=of_programs)
     double = jax.jit(lambda x: x * 2)
     for k in range(3):
         x = double(jax.device_put(VALUES + k, source))
@@ -100,13 +100,10 @@ def test_values_and_shardings_arrive_at_every_call(source, target, by, of_progra
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        pytest.param(*pair, id=name, marks=() if name in SOME else pytest.mark.full)
-        for name, pair in MOVES.items()
-    ],
+    [pytest.param(*pair, id=name, marks=() if name in SOME else pytest.mark.full) for name, pair in MOVES.items()],
 )
 def test_what_was_given_may_be_deleted_or_donated_at_once(source, target, by, of_programs):
-    route = Route([target], of_programs=of_programs)
+    route = ArrayTransfer([target], from_programs=of_programs)
     spend = jax.jit(lambda x: x - 1, donate_argnums=0)
     for end in (spend, lambda x: x.delete(), spend, lambda x: x.delete()):
         x = jax.jit(lambda x: x + 0)(jax.device_put(VALUES, source))
@@ -119,7 +116,7 @@ def test_what_was_given_may_be_deleted_or_donated_at_once(source, target, by, of
 
 @pytest.mark.parametrize("sharding", [alone(0), on([0, 1], "data")], ids=["a device", "a mesh"])
 def test_what_is_there_is_not_copied(sharding):
-    route = Route([sharding])
+    route = ArrayTransfer([sharding])
     for _ in range(3):
         x = jax.device_put(VALUES, sharding)
         assert route([x])[0] is x
@@ -127,7 +124,7 @@ def test_what_is_there_is_not_copied(sharding):
 
 def test_another_sharding_of_the_same_parts_shares_them():
     x = jax.device_put(VALUES, alone(0))
-    route = Route([on([0], "data")])
+    route = ArrayTransfer([on([0], "data")])
     for _ in range(2):
         [moved] = route([x])
         assert moved.sharding == on([0], "data")
@@ -136,7 +133,7 @@ def test_another_sharding_of_the_same_parts_shares_them():
 
 def test_arrays_of_a_list_go_each_to_its_own_target():
     targets = [on([2, 3], "data"), on([0, 1], "data"), on([2, 3], None, "data"), alone(5), on([2, 3], "data")]
-    route = Route(targets)
+    route = ArrayTransfer(targets)
     for k in range(3):
         xs = [jax.device_put(VALUES + i + k, on([0, 1], "data")) for i in range(5)]
         moved = route(xs)
@@ -146,12 +143,12 @@ def test_arrays_of_a_list_go_each_to_its_own_target():
 
 
 def test_an_empty_list_moves_nothing():
-    route = Route([])
+    route = ArrayTransfer([])
     assert [route([]) for _ in range(3)] == [[], [], []]
 
 
 def test_more_arrays_than_targets_are_refused():
-    route = Route([alone(1)])
+    route = ArrayTransfer([alone(1)])
     x = jax.device_put(VALUES, alone(0))
     for _ in range(2):
         with pytest.raises(ValueError, match="zip"):
@@ -175,7 +172,7 @@ def test_more_arrays_than_targets_are_refused():
 )
 def test_anything_that_becomes_an_array_arrives(x, by):
     for target in (on([2, 3]), on([0, 1])):
-        route = Route([target])
+        route = ArrayTransfer([target])
         for _ in range(3):
             [moved] = route([x])
             assert moved.sharding == target
@@ -186,7 +183,7 @@ def test_anything_that_becomes_an_array_arrives(x, by):
 
 @pytest.mark.parametrize("target", [alone(1), on([2, 3])], ids=["a device", "a mesh"])
 def test_keys_of_random_numbers_arrive(target):
-    route = Route([target])
+    route = ArrayTransfer([target])
     for k in range(3):
         [moved] = route([jax.random.key(k)])
         assert moved.sharding.is_equivalent_to(target, 0)
@@ -195,13 +192,13 @@ def test_keys_of_random_numbers_arrive(target):
 
 def test_a_changed_numpy_array_leaves_what_was_moved():
     x = VALUES.copy()
-    [moved] = Route([alone(1)])([x])
+    [moved] = ArrayTransfer([alone(1)])([x])
     x[:] = 0
     np.testing.assert_array_equal(moved, VALUES)
 
 
 def test_an_uncommitted_array_after_a_committed_one_arrives_committed():
-    route = Route([alone(1)])
+    route = ArrayTransfer([alone(1)])
     for _ in range(2):
         route([jax.device_put(VALUES, alone(0))])
     assert not jnp.asarray(VALUES).committed
@@ -209,7 +206,7 @@ def test_an_uncommitted_array_after_a_committed_one_arrives_committed():
 
 
 def test_another_shape_type_or_place_than_the_last_arrives_as_well(of_programs):
-    route = Route([on([2, 3], "data")], of_programs=of_programs)
+    route = ArrayTransfer([on([2, 3], "data")], from_programs=of_programs)
     shapes = [VALUES, VALUES[:4], VALUES.astype(np.int32), VALUES, VALUES.T[:2]]
     for sharding in (on([0, 1], "data"), alone(0), on([4, 5, 6, 7])):
         for values in shapes:
@@ -220,7 +217,7 @@ def test_another_shape_type_or_place_than_the_last_arrives_as_well(of_programs):
 
 
 def test_a_deleted_array_is_an_error_and_the_next_arrives(of_programs):
-    route = Route([alone(1)], of_programs=of_programs)
+    route = ArrayTransfer([alone(1)], from_programs=of_programs)
     for _ in range(3):
         x = jax.device_put(VALUES, alone(0))
         route([x])
@@ -230,7 +227,7 @@ def test_a_deleted_array_is_an_error_and_the_next_arrives(of_programs):
 
 
 def test_a_route_keeps_no_array():
-    route = Route([alone(1), on([2, 3], "data")])
+    route = ArrayTransfer([alone(1), on([2, 3], "data")])
     gone = []
     for _ in range(3):
         xs = [jax.device_put(VALUES, alone(0)), jax.device_put(VALUES, on([0, 1], None, "data"))]
@@ -241,14 +238,12 @@ def test_a_route_keeps_no_array():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "target", [on([2, 3], "data"), on([2, 3], None, "data")], ids=["as it lies", "cut anew"]
-)
+@pytest.mark.parametrize("target", [on([2, 3], "data"), on([2, 3], None, "data")], ids=["as it lies", "cut anew"])
 def test_a_call_does_not_wait_for_the_values(target):
     work = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, a: jnp.tanh(a @ a.T) * 0.5, x))
     source = on([0, 1], "data")
     x = jax.device_put(np.ones((400, 400), np.float32), source)
-    route = Route([target])
+    route = ArrayTransfer([target])
     for _ in range(2):
         route([jax.block_until_ready(work(x))])
     slow = work(x)
@@ -260,7 +255,7 @@ def test_a_call_does_not_wait_for_the_values(target):
 
 @pytest.mark.parametrize("dtype", ["bool", "int4", "bfloat16", "float8_e4m3fn", "float32", "complex64"])
 def test_small_results_of_programs_arrive_whatever_their_type(dtype):
-    route = Route([alone(1)] * 2, of_programs=True)
+    route = ArrayTransfer([alone(1)] * 2, from_programs=True)
     values = (np.arange(15).reshape(3, 5) % 4).astype(jnp.dtype(dtype))
     same = jax.jit(lambda x: [x, x[0, 0]])
     for k in range(3):
@@ -279,7 +274,10 @@ def test_what_a_program_failed_to_make_is_no_array_of_numbers():
     shape = jax.ShapeDtypeStruct((2,), np.float32)
     work = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, a: jnp.tanh(a @ a.T) * 0.5, x)[0, :2])
     read = jax.jit(lambda x: jax.pure_callback(fail, shape, x))
-    x, route = jax.device_put(np.ones((400, 400), np.float32), alone(0)), Route([alone(1)], of_programs=True)
+    x, route = (
+        jax.device_put(np.ones((400, 400), np.float32), alone(0)),
+        ArrayTransfer([alone(1)], from_programs=True),
+    )
     for _ in range(2):
         route([jax.block_until_ready(read(work(x)))])
     failing = True
@@ -294,7 +292,7 @@ def test_later_calls_do_without_device_put(monkeypatch):
     targets = [on([2, 3], "data"), on([2, 3], None, "data"), on([0, 1], "data"), alone(2)]
     sources = [on([0, 1], "data")] * 3 + [on([0, 1])]
     double = jax.jit(lambda xs: [x * 2 for x in xs], out_shardings=sources)
-    route = Route(targets)
+    route = ArrayTransfer(targets)
     route(double([VALUES] * 4))
     monkeypatch.setattr(jax, "device_put", None)
     for y in route(double([VALUES] * 4)):
@@ -302,7 +300,7 @@ def test_later_calls_do_without_device_put(monkeypatch):
 
 
 def test_several_threads_share_a_route():
-    route, wrong = Route([on([2, 3], "data"), alone(4)]), []
+    route, wrong = ArrayTransfer([on([2, 3], "data"), alone(4)]), []
     double = jax.jit(lambda x: x * 2)
 
     def many(k):

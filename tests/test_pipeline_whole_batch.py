@@ -127,9 +127,7 @@ def test_with_microbatches_asked_for_the_numbers_are_those_of_a_loop_by_hand():
 def test_a_schedule_without_a_form_for_one_microbatch_says_why_there_is_one():
     with pytest.raises(ShardError) as refused:
         of_pipeline(of(contrastive)(), schedule="interleaved", chunks=2)
-    assert str(refused.value).startswith(
-        "--schedule interleaved: the batch is taken whole (the loss is no sum"
-    )
+    assert str(refused.value).startswith("--schedule interleaved: the batch is taken whole (the loss is no sum")
     assert refused.value.fix == "--schedule 1f1b --chunks 1"
 
 

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 import jaxshard_magic
 from jaxshard_magic import ShardError, layout
 from jaxshard_magic.report import Leaf, MeshInfo
-from jaxshard_magic.report.held import extents
-from jaxshard_magic.report.parts import cut_of
+from jaxshard_magic.report.device_leaves import devices_per_axis
+from jaxshard_magic.report.parts import dim_axes
 from jaxshard_magic.views.format import SPACE
 
 P = PartitionSpec
@@ -29,8 +29,8 @@ def mesh(names: str = "data model", sizes: tuple[int, ...] = (4, 2), first: int 
 
 def starts(leaf: Leaf, info: MeshInfo) -> dict[int, tuple[int, ...]]:
     """Where the slice of each device begins, as a Leaf says it: worked out one device after the other."""
-    cut, found = cut_of(leaf.spec, len(leaf.shape)), {}
-    sizes = extents(leaf, info.axes)
+    cut, found = dim_axes(leaf.spec, len(leaf.shape)), {}
+    sizes = devices_per_axis(leaf, info.axes)
     for place, device in enumerate(info.devices):
         at, rest = {}, place
         for axis, size in reversed(info.axes.items()):
@@ -122,9 +122,7 @@ def test_what_lies_on_no_device_is_one_line(value: Any, said: str):
 
 
 def test_inside_a_jitted_function_it_is_one_line():
-    with pytest.raises(
-        ShardError, match="being traced lies nowhere yet: show it outside of the jitted function"
-    ):
+    with pytest.raises(ShardError, match="being traced lies nowhere yet: show it outside of the jitted function"):
         jax.jit(layout)(jnp.ones(3))
 
 

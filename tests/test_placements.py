@@ -94,9 +94,7 @@ def test_a_placement_on_other_devices_is_left_out_and_the_report_says_where_it_s
 
 def test_a_placement_inside_a_loop_and_in_microbatches_is_left_out():
     keep = constrained(mesh_of(data=8), P("data"))
-    report = run(
-        lambda h: jax.lax.fori_loop(0, 2, lambda _, h: keep(jnp.tanh(h)), h), "fsdp", "data=2", microbatches=4
-    )
+    report = run(lambda h: jax.lax.fori_loop(0, 2, lambda _, h: keep(jnp.tanh(h)), h), "fsdp", "data=2", microbatches=4)
     assert len(placed(report)) == 1
 
 
@@ -118,10 +116,7 @@ def test_a_shard_map_over_other_devices_is_refused_in_a_line(strategy, mesh, has
         jaxshard_magic.shard(step, strategy, mesh=mesh)(*args)
     said = str(refused.value)
     assert (
-        has in said
-        and "over 8 devices (model=8)" in said
-        and "(test_placements.py, line " in said
-        and "\n" not in said
+        has in said and "over 8 devices (model=8)" in said and "(test_placements.py, line " in said and "\n" not in said
     )
 
 
@@ -142,9 +137,7 @@ def refused(step, args, mesh, **axes):
 def test_what_names_axes_that_the_strategys_mesh_has_not_is_told_in_a_line():
     step, args = step_of(lambda h: jax.lax.with_sharding_constraint(h, P("data")))
     said = refused(step, args, "model=8", data=8)
-    assert (
-        "along an axis that the strategy's mesh has not" in said and "with_sharding_constraint(h, P" in said
-    )
+    assert "along an axis that the strategy's mesh has not" in said and "with_sharding_constraint(h, P" in said
 
 
 def test_what_needs_an_explicit_mesh_is_told_in_a_line():

@@ -13,14 +13,14 @@ from conftest import Notebook
 from IPython.utils.capture import capture_output
 
 import jaxshard_magic
-from jaxshard_magic import meanwhile
-from jaxshard_magic.analysis.planned import differences
-from jaxshard_magic.analysis.reading import reading_of
+from jaxshard_magic import compile_wait
+from jaxshard_magic.analysis.plan_prediction import differences
+from jaxshard_magic.analysis.step_facts import step_facts
 from jaxshard_magic.analysis.summary import summarize
 from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.shard_cell import ShardCell
 from jaxshard_magic.program import compiling
-from jaxshard_magic.step import ShardedStep, building
+from jaxshard_magic.step import ShardedStep, compilation
 from jaxshard_magic.views import show
 
 WEIGHTS, ROWS = np.ones((64, 32), np.float32), np.ones((16, 64), np.float32)
@@ -42,13 +42,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return compile_lowered(lowered)
 
     monkeypatch.setattr(compiling, "compile_lowered", compiled)
-    monkeypatch.setattr(building, "EARLY_S", 0.0)
+    monkeypatch.setattr(compilation, "EARLY_S", 0.0)
     return told
 
 
 def sharded(early: Callable) -> ShardedStep:
     step = jaxshard_magic.shard(train_step, "dp", mesh="cpu:8 data=8")
-    step.early = early
+    step.on_planned = early
     return step
 
 
@@ -65,14 +65,14 @@ def test_the_plan_is_told_once_in_the_thread_that_waits_for_the_compiler(slow):
     np.testing.assert_allclose(weights, plain[0], rtol=1e-6)
     ((plan, thread),) = told
     assert plan.compiled is None and thread is threading.current_thread()
-    assert step.entry.planned is plan
+    assert step.entry.early_plan is plan
 
 
 def test_a_compiler_that_is_soon_done_is_not_kept_waiting():
     told = []
     step = sharded(told.append)
     step(WEIGHTS, ROWS)
-    assert not told and step.entry.planned is None
+    assert not told and step.entry.early_plan is None
 
 
 def test_an_interrupt_while_the_plan_is_told_ends_the_wait_and_the_step_can_be_called_again(slow):
@@ -83,32 +83,28 @@ def test_an_interrupt_while_the_plan_is_told_ends_the_wait_and_the_step_can_be_c
     step = sharded(early)
     with pytest.raises(KeyboardInterrupt):
         step(WEIGHTS, ROWS)
-    step.early = None
+    step.on_planned = None
     step(WEIGHTS, ROWS)
     assert step.calls == 1
 
 
 def test_what_is_due_is_of_one_thread_and_ends_with_its_context():
     done = []
-    with meanwhile.while_compiling(lambda: done.append("within"), 0.0):
-        other = threading.Thread(target=meanwhile.tick)
+    with compile_wait.while_compiling(lambda: done.append("within"), 0.0):
+        other = threading.Thread(target=compile_wait.tick)
         other.start()
         other.join()
         assert not done
-        meanwhile.tick()
-        meanwhile.tick()
-    meanwhile.tick()
+        compile_wait.tick()
+        compile_wait.tick()
+    compile_wait.tick()
     assert done == ["within"]
 
 
 def read(peak: int, **sent: int) -> SimpleNamespace:
     """A reading whose fullest device holds `peak` bytes at most, and what each kind of collective sends."""
-    collectives = [
-        SimpleNamespace(kind=kind.replace("_", "-"), wire_bytes=each) for kind, each in sent.items()
-    ]
-    return SimpleNamespace(
-        memory=SimpleNamespace(per_device=[SimpleNamespace(peak=peak)]), collectives=collectives
-    )
+    collectives = [SimpleNamespace(kind=kind.replace("_", "-"), wire_bytes=each) for kind, each in sent.items()]
+    return SimpleNamespace(memory=SimpleNamespace(per_device=[SimpleNamespace(peak=peak)]), collectives=collectives)
 
 
 def test_what_a_compiled_program_has_otherwise_is_told_in_one_line():
@@ -126,22 +122,20 @@ def test_a_step_that_sends_what_was_planned_has_no_line_of_it(slow):
     step = sharded(lambda _: slow.set())
     step(WEIGHTS, ROWS)
     entry = step.entry
-    found = differences(reading_of(entry.planned), reading_of(entry))
+    found = differences(step_facts(entry.early_plan), step_facts(entry))
     assert found is None or "sends" not in found.message
 
 
-def test_a_cell_shows_the_plan_while_it_compiles_and_then_its_report_alone(
-    notebook: Notebook, slow, monkeypatch
-):
-    monkeypatch.setattr(ShardCell, "grows", True)
+def test_a_cell_shows_the_plan_while_it_compiles_and_then_its_report_alone(notebook: Notebook, slow, monkeypatch):
+    monkeypatch.setattr(ShardCell, "shows_early_results", True)
     monkeypatch.setattr(show, "_in_notebook", lambda _: True)
-    summarized = shard_cell.planned_first
+    summarized = shard_cell.show_plan
 
     def planned_first(*given):
         summarized(*given)
         slow.set()
 
-    monkeypatch.setattr("jaxshard_magic.notebook.cell_magic.planned_first", planned_first)
+    monkeypatch.setattr("jaxshard_magic.notebook.cell_magic.show_plan", planned_first)
     notebook.run(GIVEN)
     with capture_output() as said:
         notebook.run(f"%%shard dp\n{STEP}")
@@ -154,7 +148,7 @@ def test_a_cell_shows_the_plan_while_it_compiles_and_then_its_report_alone(
 
 
 def test_a_plan_that_has_no_report_is_one_line_and_the_step_goes_on(notebook: Notebook, slow, monkeypatch):
-    monkeypatch.setattr(ShardCell, "grows", True)
+    monkeypatch.setattr(ShardCell, "shows_early_results", True)
     monkeypatch.setattr(show, "_in_notebook", lambda _: True)
 
     def broken(step, entry):

@@ -10,9 +10,9 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import ShardError
-from jaxshard_magic.pipeline import executed, jobs
+from jaxshard_magic.pipeline import executor, jobs
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import building
+from jaxshard_magic.step import compilation
 
 WIDTH, LAYERS = 64, 4
 FORMS = {
@@ -74,8 +74,8 @@ def no_compiler(monkeypatch):
     def refused(*_, **__):
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(executed, "make", refused)
-    monkeypatch.setattr(executed, "made_elsewhere", refused)
+    monkeypatch.setattr(executor, "compile_jobs", refused)
+    monkeypatch.setattr(executor, "compile_jobs_for_target", refused)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -121,9 +121,7 @@ def test_the_plan_tells_what_a_teacher_before_the_gradient_call_sends_from_its_l
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
     draw = np.random.default_rng(0)
-    weights, teacher = (
-        [draw.normal(0, 0.1, (256, 256)).astype(np.float32) for _ in range(4)] for _ in range(2)
-    )
+    weights, teacher = ([draw.normal(0, 0.1, (256, 256)).astype(np.float32) for _ in range(4)] for _ in range(2))
     given = weights, teacher, draw.normal(size=(64, 256)).astype(np.float32)
     sharded_step = sharded("fully sharded", step)
     planned = sharded_step.plan(*given)
@@ -193,9 +191,7 @@ def test_the_plan_of_a_pipeline_is_the_prediction_of_its_compiled_stages_for_a_c
 
 def test_stages_that_are_to_be_measured_are_balanced_by_flops_in_a_plan(no_compiler):
     (told,) = [
-        a
-        for a in sharded("data", balance="measured").plan(*arguments()).advice
-        if a.code == "balanced-by-flops"
+        a for a in sharded("data", balance="measured").plan(*arguments()).advice if a.code == "balanced-by-flops"
     ]
     assert "FLOPs" in told.message and told.level == "info"
 
@@ -218,10 +214,10 @@ def test_the_plan_of_a_pipeline_is_told_while_its_stages_compile(monkeypatch):
         may_end.set()
 
     monkeypatch.setattr(jobs, "compile_lowered", slow)
-    monkeypatch.setattr(building, "EARLY_S", 0.0)
+    monkeypatch.setattr(compilation, "EARLY_S", 0.0)
     step, (state, rows) = sharded("data"), arguments()
-    step.early = early
+    step.on_planned = early
     state, _ = step(state, rows)
     step(state, rows)
-    assert told == [step.entry.planned]
+    assert told == [step.entry.early_plan]
     assert not [a for a in step.report().advice if a.code == "plan-differs"]

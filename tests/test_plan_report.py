@@ -10,11 +10,9 @@ import pytest
 import jaxshard_magic
 from jaxshard_magic import ShardError
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import building
+from jaxshard_magic.step import compilation
 
-needs_libtpu = pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed"
-)
+needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 STRATEGIES = {"dp": "data=8", "fsdp": "data=8", "tp": "model=8", "fsdp+tp": "data=4 model=2"}
 
 
@@ -53,7 +51,7 @@ def no_compiler(monkeypatch):
     def refused(*_, **__):
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(building, "compile_apart", refused)
+    monkeypatch.setattr(compilation, "compile_in_thread", refused)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -79,9 +77,7 @@ def test_lines_within_a_loop_are_those_of_its_body():
         value, grads = jax.value_and_grad(loss)(weights)
         return weights - 0.1 * grads, value
 
-    report = jaxshard_magic.shard(step, "fsdp", mesh="cpu:8 data=8").plan(
-        jnp.ones((4, 512, 512)), jnp.ones((16, 512))
-    )
+    report = jaxshard_magic.shard(step, "fsdp", mesh="cpu:8 data=8").plan(jnp.ones((4, 512, 512)), jnp.ones((16, 512)))
     gathers = [c for c in report.collectives if c.kind == "all-gather"]
     assert gathers and {c.source for c in gathers} == {"return jnp.tanh(h @ w), None"}
     assert [c.count for c in gathers] == [4, 4]  # once a layer, in each pass

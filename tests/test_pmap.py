@@ -36,7 +36,7 @@ from per_device import (
 )
 
 import jaxshard_magic
-from jaxshard_magic.program.unwrap import Pmap, strip
+from jaxshard_magic.program.unwrap import PmapOptions, unwrap_step
 
 
 @pytest.fixture(scope="module")
@@ -213,9 +213,7 @@ def test_an_nnx_step_is_updated_in_place():
 
     (plain, its), (model, optimizer), sharded = made(), made(), shard(train)
     for _ in range(3):
-        want = train(
-            plain, its, data(), reduce=lambda x: x
-        )  # the mean of equal parts' means is the whole mean
+        want = train(plain, its, data(), reduce=lambda x: x)  # the mean of equal parts' means is the whole mean
         np.testing.assert_allclose(sharded(model, optimizer, data()), want, rtol=1e-5)
     same(nnx.state(model), nnx.state(plain))
 
@@ -269,9 +267,7 @@ def test_the_options_of_pmap_are_honoured():
         grads = jax.tree.map(lambda g: rate * g, grads) if how == "scaled" else grads
         return updated(state, grads), batch["x"].sum(0)
 
-    mapped = jax.pmap(
-        options, "batch", in_axes=(0, None, None, 1), out_axes=(None, 1), static_broadcasted_argnums=2
-    )
+    mapped = jax.pmap(options, "batch", in_axes=(0, None, None, 1), out_axes=(None, 1), static_broadcasted_argnums=2)
     batch = jax.tree.map(lambda x: x.swapaxes(0, 1), split(data()))
     want = jax.tree.map(np.asarray, mapped(replicate(weights()), 0.5, "scaled", batch))
     sharded = shard(mapped)
@@ -298,11 +294,11 @@ def test_a_users_own_arrays_live_on_and_the_steps_own_are_donated():
 
 def test_static_and_donated_positions_are_counted_in_the_users_own_arguments():
     mapped = jax.pmap(lambda a, b, c, d: d, "i", static_broadcasted_argnums=(1,), donate_argnums=(0, 2))
-    found = strip(mapped)
+    found = unwrap_step(mapped)
     assert found.static == {1}
     assert found.donated == {0, 2}
-    assert found.pmap == Pmap("i", 0, 0)
-    assert strip(jax.pmap(lambda x: x, in_axes=(None,))).pmap == Pmap(None, (None,), 0)
+    assert found.pmap == PmapOptions("i", 0, 0)
+    assert unwrap_step(jax.pmap(lambda x: x, in_axes=(None,))).pmap == PmapOptions(None, (None,), 0)
 
 
 def test_the_report_tells_the_collectives_by_the_users_lines():
@@ -331,6 +327,4 @@ def test_a_cell_trains_under_pmap(trained, given, decorator):
     report = given.run("%%shard pmap --check" + cell.replace("def ", decorator + "def ") + LOOP)
     assert close(given["state"], trained)
     assert report.check.passed
-    assert {c.source.strip() for c in report.collectives} == {
-        "grads, loss = jax.lax.pmean((grads, loss), 'batch')"
-    }
+    assert {c.source.strip() for c in report.collectives} == {"grads, loss = jax.lax.pmean((grads, loss), 'batch')"}

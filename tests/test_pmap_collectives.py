@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from per_device import data, first, linen_state, linen_step, same, shard, stacked, three, updated, whole
 
-from jaxshard_magic.program.batching.examples import CONSTANT, Rows, Sum, Unknown
-from jaxshard_magic.program.batching.follow import follow
+from jaxshard_magic.program.batching.batch_labels import CONSTANT, ExampleSum, PerExample, UnknownLabel
+from jaxshard_magic.program.batching.followed_program import follow_batch
 from jaxshard_magic.program.ir import Program
 
 
@@ -20,7 +20,7 @@ def followed(fun, dim=0):
     def traced(n):
         return Program(jax.make_jaxpr(fun, axis_env=[("i", 2)])(jnp.ones((n, 6))))
 
-    return follow(traced(4), traced(12), {0: dim}).outputs
+    return follow_batch(traced(4), traced(12), {0: dim}).output_labels
 
 
 def test_a_sum_over_devices_follows_the_batch_as_its_terms_do():
@@ -29,7 +29,7 @@ def test_a_sum_over_devices_follows_the_batch_as_its_terms_do():
         return lax.psum(x, "i"), lax.psum(x.sum(), "i"), lax.pmean(x.mean(), "i"), moved
 
     rows, total, mean, moved = followed(f)
-    assert (rows, total, moved) == (Rows(0), Sum(), Rows(0))
+    assert (rows, total, moved) == (PerExample(0), ExampleSum(), PerExample(0))
     assert mean.scale == pytest.approx(1 / 3)
 
 
@@ -37,8 +37,8 @@ def test_an_extreme_over_devices_does_so_for_each_example():
     rows, largest, fixed = followed(
         lambda x: (lax.pmax(x, "i"), lax.pmax(x.sum(), "i"), lax.axis_index("i") + lax.pmin(1, "i"))
     )
-    assert (rows, fixed) == (Rows(0), CONSTANT)
-    assert isinstance(largest, Unknown)
+    assert (rows, fixed) == (PerExample(0), CONSTANT)
+    assert isinstance(largest, UnknownLabel)
 
 
 def test_what_is_gathered_or_scattered_beside_the_examples_keeps_them():
@@ -53,9 +53,9 @@ def test_what_is_gathered_or_scattered_beside_the_examples_keeps_them():
         return *stacked, *tiled, *parts, *turned
 
     kept = followed(f)
-    assert kept[:2] == (Rows(1), Rows(0))
-    assert [kept[i] for i in (2, 4, 6)] == [Rows(0)] * 3
-    assert all(isinstance(kept[i], Unknown) for i in (3, 5, 7))
+    assert kept[:2] == (PerExample(1), PerExample(0))
+    assert [kept[i] for i in (2, 4, 6)] == [PerExample(0)] * 3
+    assert all(isinstance(kept[i], UnknownLabel) for i in (3, 5, 7))
 
 
 def summed(state, batch):

@@ -32,7 +32,7 @@ from per_device import (
     whole,
 )
 
-from jaxshard_magic.analysis.alternatives import alternatives
+from jaxshard_magic.analysis.alternatives import compile_alternatives
 
 GRADIENTS = 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)  # bytes
 
@@ -265,9 +265,7 @@ def test_an_nnx_step_is_updated_in_place():
     (plain, its), (model, optimizer) = made(), made()
     sharded = shard(train, microbatches=2, remat="full")
     for _ in range(3):
-        want = train(
-            plain, its, data(), reduce=lambda x: x
-        )  # the mean of equal parts' means is the whole mean
+        want = train(plain, its, data(), reduce=lambda x: x)  # the mean of equal parts' means is the whole mean
         np.testing.assert_allclose(sharded(model, optimizer, data()), want, rtol=1e-5)
     same(nnx.state(model), nnx.state(plain), 1e-4)
 
@@ -284,9 +282,7 @@ def test_temporaries_fall_with_the_microbatches():
             return jnp.square(x).mean()
 
         loss, grads = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(grads, "batch")), lax.pmean(
-            loss, "batch"
-        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(grads, "batch")), lax.pmean(loss, "batch")
 
     def temporaries(n):
         sharded = shard(deep, "data=2", microbatches=n)
@@ -300,7 +296,7 @@ def test_temporaries_fall_with_the_microbatches():
 def test_the_report_compares_with_the_step_without_its_options_and_offers_no_other_reduction():
     sharded = shard(step, microbatches=2, remat="full")
     sharded.prepare(*whole())
-    found = {a.change: a for a in alternatives(sharded, 600)}
+    found = {a.change: a for a in compile_alternatives(sharded, 600)}
     assert found.keys() == {"", "without --microbatches 2", "without --remat full"}
     assert found["without --remat full"].flops < found[""].flops
 

@@ -130,9 +130,7 @@ def test_pmap_stands_alone():
         jaxshard_magic.shard(step, "pmap+tp", mesh=jaxshard_magic.mesh("data=4 model=2"))
 
 
-@pytest.mark.parametrize(
-    ("decorator", "name"), [(nnx.pmap, "nnx.pmap"), (eqx.filter_pmap, "eqx.filter_pmap")]
-)
+@pytest.mark.parametrize(("decorator", "name"), [(nnx.pmap, "nnx.pmap"), (eqx.filter_pmap, "eqx.filter_pmap")])
 def test_decorators_that_cannot_be_read_are_to_be_taken_off(decorator, name):
     with pytest.raises(ShardError, match=f"take {name} off"):
         shard(decorator(lambda model, x: model(x)))

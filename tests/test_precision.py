@@ -11,8 +11,8 @@ from narrowed import BF16, F32, ROUNDING, Loss, decoder, model, off, pictures, t
 from thinned import thinned
 from zoo.transformers import Form
 
-from jaxshard_magic.gradients.precision import precision
-from jaxshard_magic.gradients.recomputed import recomputed
+from jaxshard_magic.gradients.float32_recompute import recompute_float32
+from jaxshard_magic.gradients.precision import cast_loss
 from jaxshard_magic.program.ir import Program
 
 MODELS = (
@@ -38,7 +38,7 @@ def test_gradients_are_those_in_float32_to_a_few_roundings(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_inputs_and_outputs_keep_their_types(name):
     loss = model(name)
-    for cast in (loss.cast.closed, recomputed(loss.cast.closed)):
+    for cast in (loss.cast.closed, recompute_float32(loss.cast.closed)):
         assert [str(a) for a in cast.in_avals] == [str(a) for a in loss.closed.in_avals]
         assert [a.dtype for a in cast.out_avals] == [a.dtype for a in loss.closed.out_avals]
 
@@ -57,9 +57,7 @@ def test_each_gradient_is_about_as_near_to_float32_as_with_bfloat16_written_by_h
     loss = model(name)
     hand = jax.tree.leaves(jax.jit(functools.partial(by_hand, name))())
     triples = zip(loss.found[1], hand, loss.reference[1], strict=True)
-    assert all(
-        off([ours], [true]) < max(2 * off([theirs], [true]), ROUNDING) for ours, theirs, true in triples
-    )
+    assert all(off([ours], [true]) < max(2 * off([theirs], [true]), ROUNDING) for ours, theirs, true in triples)
 
 
 def test_running_statistics_are_those_in_float32():
@@ -98,27 +96,25 @@ def test_products_inside_scanned_and_rematerialised_layers_run_in_bfloat16():
 def test_about_half_as_much_is_kept_of_scanned_layers():
     loss = Loss(*decoder(Form(gated=True, scanned=True)))
     whole = loss.kept_bytes(loss.closed)
-    assert loss.kept_bytes(recomputed(loss.cast.closed)) < 0.6 * whole < loss.kept_bytes(loss.cast.closed)
+    assert loss.kept_bytes(recompute_float32(loss.cast.closed)) < 0.6 * whole < loss.kept_bytes(loss.cast.closed)
 
 
 def test_what_is_computed_again_has_no_products():
     loss = Loss(*decoder(Form(gated=True, scanned=True)))
-    before, after = loss.cast.closed, recomputed(loss.cast.closed)
+    before, after = loss.cast.closed, recompute_float32(loss.cast.closed)
     counts = [len(types_of(loss.differentiated(c), "dot_general")) for c in (before, after)]
     assert counts[0] == counts[1]
 
 
 def test_nothing_is_computed_again_outside_of_loops():
-    again = recomputed(model("transformer").cast.closed)
+    again = recompute_float32(model("transformer").cast.closed)
     assert not [e for e in Program(again).equations if e.primitive.remat]
 
 
 def test_remat_of_the_users_own_is_left_alone():
     loss = Loss(*decoder(Form(remat=jax.checkpoint_policies.nothing_saveable)))
-    bodies = [
-        e for e in Program(recomputed(loss.cast.closed)).equations if e.name in ("checkpoint", "remat2")
-    ]
-    nested = [e for b in bodies for e in b.doors[0].scope.equations if e.name in ("checkpoint", "remat2")]
+    bodies = [e for e in Program(recompute_float32(loss.cast.closed)).equations if e.name in ("checkpoint", "remat2")]
+    nested = [e for b in bodies for e in b.bodies[0].sub_jaxpr.equations if e.name in ("checkpoint", "remat2")]
     assert bodies and not nested
 
 
@@ -133,6 +129,6 @@ def test_a_value_that_has_names_is_squared_and_summed_up_as_one_without():
         total, _ = jax.lax.scan(add, jnp.zeros(8), square @ w)
         return (total @ w).sum()
 
-    cast = precision(jax.make_jaxpr(loss)(jnp.ones((8, 8)), jnp.ones((4, 8))), "bf16").closed
+    cast = cast_loss(jax.make_jaxpr(loss)(jnp.ones((8, 8)), jnp.ones((4, 8))), "bf16").closed
     assert types_of(cast, "mul") == [F32]
     assert types_of(cast, "scan") == [F32]

@@ -9,8 +9,8 @@ from narrowed import BF16, F32, ROUNDING, Loss, classifier, classify, gentle, mo
 from zoo.parts import Draw, cross_entropy, mlp
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.gradients.precision import precision
-from jaxshard_magic.gradients.recomputed import recomputed
+from jaxshard_magic.gradients.float32_recompute import recompute_float32
+from jaxshard_magic.gradients.precision import cast_loss
 from jaxshard_magic.program.ir import Program
 
 
@@ -74,13 +74,11 @@ def test_what_a_scanned_relu_keeps_is_a_mask():
 
     loss = Loss(f, jnp.ones((32, 32)), jnp.ones((64, 32)))
     # Of each trip the mask, a byte an element, and the input of the product.
-    assert loss.kept_bytes(recomputed(loss.cast.closed)) == 3 * (64 * 32 + 2 * 64 * 32)
+    assert loss.kept_bytes(recompute_float32(loss.cast.closed)) == 3 * (64 * 32 + 2 * 64 * 32)
 
 
 @pytest.mark.parametrize("how", ["bf16", "fp16"])
-@pytest.mark.parametrize(
-    "filled", [jnp.full, lambda *given: np.full(*given, np.float32)], ids=["jnp", "numpy"]
-)
+@pytest.mark.parametrize("filled", [jnp.full, lambda *given: np.full(*given, np.float32)], ids=["jnp", "numpy"])
 def test_a_mask_that_is_added_stays_finite_in_examples_that_it_covers(how, filled):
     def f(w, x):
         bias = jnp.where(jnp.arange(8) < 0, jnp.zeros((8, 8)), filled((8, 8), jnp.finfo(jnp.float32).min))
@@ -92,9 +90,7 @@ def test_a_mask_that_is_added_stays_finite_in_examples_that_it_covers(how, fille
 
     loss = Loss(f, jnp.eye(4), Draw(0).normal(8, 4), how=how)
     with jax.disable_jit():
-        assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(
-            float(loss.run(loss.closed)[0]), rel=16 * ROUNDING
-        )
+        assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(float(loss.run(loss.closed)[0]), rel=16 * ROUNDING)
     assert jnp.isfinite(loss.found[1][0]).all()
 
 
@@ -159,7 +155,7 @@ def vmapped(w, x):
 def test_loops_branches_and_sorts_give_the_same_numbers(f, how):
     d = Draw(0)
     loss = Loss(f, d.weight(4, 4), d.normal(4, 4), how=how)
-    cast = recomputed(loss.cast.closed)
+    cast = recompute_float32(loss.cast.closed)
     assert np.allclose(loss.run(cast)[0], loss.run(loss.closed)[0], rtol=16 * ROUNDING, atol=16 * ROUNDING)
     assert off(loss.grads(cast)[1], loss.reference[1]) < 16 * ROUNDING
 
@@ -175,9 +171,7 @@ def test_positions_and_times_are_not_rounded_before_a_product_reads_them():
 
 
 def test_regression_targets_meet_the_prediction_in_float32():
-    loss = Loss(
-        lambda w, x, y: jnp.abs(x @ w - y).sum(), jnp.eye(1), jnp.ones((1, 1)), jnp.full((1, 1), 1.001)
-    )
+    loss = Loss(lambda w, x, y: jnp.abs(x @ w - y).sum(), jnp.eye(1), jnp.ones((1, 1)), jnp.full((1, 1), 1.001))
     assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(0.001, rel=1e-3)
 
 
@@ -247,9 +241,7 @@ def test_f32_adds_up_what_is_scattered_in_float32():
 
 
 def test_f32_says_which_derivative_rules_stay_narrow():
-    loss = Loss(
-        lambda w, x: jax.nn.relu(x @ w).sum(), jnp.eye(4, dtype=BF16), jnp.ones((4, 4), BF16), how="f32"
-    )
+    loss = Loss(lambda w, x: jax.nn.relu(x @ w).sum(), jnp.eye(4, dtype=BF16), jnp.ones((4, 4), BF16), how="f32")
     assert loss.cast.note == "1 of 1 product in float32; 1 function with a derivative rule as written"
 
 
@@ -261,16 +253,16 @@ def test_a_loss_without_products_is_left_alone():
 
 def test_an_unknown_precision_names_the_nearest():
     with pytest.raises(ShardError, match=r"--precision does not take 'bfloat16'\. Did you mean 'bf16'\?"):
-        precision(model("mlp").closed, "bfloat16")
+        cast_loss(model("mlp").closed, "bfloat16")
 
 
 def test_equations_keep_the_users_lines():
     loss = model("mlp")
     (frame, *_) = [
         f
-        for e in Program(recomputed(loss.cast.closed)).equations
+        for e in Program(recompute_float32(loss.cast.closed)).equations
         if e.name == "dot_general"
-        for f in e.eqn.source_info.traceback.frames
+        for f in e.jaxpr_eqn.source_info.traceback.frames
         if f.function_name == "mlp"
     ]
     assert frame.file_name.endswith("parts.py")

@@ -14,8 +14,8 @@ from jax import lax
 from thinned import thinned
 
 import jaxshard_magic
-from jaxshard_magic.program.batching.examples import Rows, Sum
-from jaxshard_magic.program.batching.follow import follow
+from jaxshard_magic.program.batching.batch_labels import ExampleSum, PerExample
+from jaxshard_magic.program.batching.followed_program import follow_batch
 from jaxshard_magic.program.dimensions import Dimensions
 from jaxshard_magic.program.flops import multiply_adds
 from jaxshard_magic.program.ir import Equation, Program
@@ -24,21 +24,21 @@ from jaxshard_magic.program.primitives.primitive import Kind, Primitive
 from jaxshard_magic.program.primitives.table import TABLE, primitive_of
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
-    Kind.PRODUCT: ("contraction", "follow", "in_each", "fill"),
-    Kind.ATTENTION: ("follow", "counts"),
-    Kind.ELEMENTWISE: ("follow",),
-    Kind.SHAPE: ("follow", "linear", "runs", "factors"),
-    Kind.CUT: ("follow", "linear"),
-    Kind.LOOKUP: ("follow",),
-    Kind.REDUCTION: ("follow",),
-    Kind.RUNNING: ("follow", "fill", "along", "runs"),
-    Kind.ORDER: ("follow", "along"),
-    Kind.WINDOW: ("follow",),
-    Kind.MATRIX: ("follow",),
-    Kind.RANDOM: ("follow",),
-    Kind.COLLECTIVE: ("follow", "across"),
-    Kind.EACH: ("follow",),
-    Kind.SOURCE: ("follow",),
+    Kind.PRODUCT: ("contraction", "batch_rule", "bilinear", "identity"),
+    Kind.ATTENTION: ("batch_rule", "fused_multiply_adds"),
+    Kind.ELEMENTWISE: ("batch_rule",),
+    Kind.SHAPE: ("batch_rule", "linear_operands", "autocast", "factors"),
+    Kind.SLICE: ("batch_rule", "linear_operands"),
+    Kind.LOOKUP: ("batch_rule",),
+    Kind.REDUCTION: ("batch_rule",),
+    Kind.CUMULATIVE: ("batch_rule", "identity", "has_axis", "autocast"),
+    Kind.SORT: ("batch_rule", "has_axis"),
+    Kind.WINDOW: ("batch_rule",),
+    Kind.MATRIX: ("batch_rule",),
+    Kind.RANDOM: ("batch_rule",),
+    Kind.COLLECTIVE: ("batch_rule", "collective_output"),
+    Kind.PASS_THROUGH: ("batch_rule",),
+    Kind.SOURCE: ("batch_rule",),
     Kind.BODY: (),
     Kind.OPAQUE: (),
 }
@@ -47,7 +47,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
 def lacking(row: Primitive) -> list[str]:
     """What a row does not say and its kind has to; what joins halves of a reduction needs what fills them up."""
     missing = [name for name in REQUIRED[row.kind] if getattr(row, name) in (None, False)]
-    return missing + ["fill"] * (row.joins is not None and row.fill is None)
+    return missing + ["identity"] * (row.combiner is not None and row.identity is None)
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -85,7 +85,7 @@ EXAMPLES = {
         lambda x, w: lax.dot_general(x, w, (((2,), (1,)), ((0,), (0,)))),
         ((2, 5, 4), (2, 4, 3)),
         2 * 5 * 4 * 3,
-        Contraction(contracted=((2, 1),), batch=((0, 0, 0),), left=((1, 1),), right=((2, 2),), summed=(2,)),
+        Contraction(contracted=((2, 1),), batch=((0, 0, 0),), left_free=((1, 1),), right_free=((2, 2),), summed=(2,)),
     ),
     "conv_general_dilated": Example(
         lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID"),
@@ -93,8 +93,8 @@ EXAMPLES = {
         2 * 5 * 6 * 6 * 3 * 9,
         Contraction(
             contracted=((1, 1),),
-            left=((0, 0),),
-            right=((0, 1),),
+            left_free=((0, 0),),
+            right_free=((0, 1),),
             summed=(1,),
             windowed=((2, 2, 2), (3, 3, 3)),
         ),
@@ -105,11 +105,11 @@ EXAMPLES = {
         8 * 4 * 5,
         Contraction(
             contracted=((1, 1),),
-            left=((0, 0),),
-            right=((2, 1),),
+            left_free=((0, 0),),
+            right_free=((2, 1),),
             summed=(1,),
-            ragged=0,
-            by_group=((2, 0), (1, 0)),
+            ragged_dim=0,
+            group_dims=((2, 0), (1, 0)),
         ),
     ),
     "ragged_dot_general of a gradient": Example(
@@ -118,11 +118,11 @@ EXAMPLES = {
         8 * 4 * 5,
         Contraction(
             contracted=((0, 0),),
-            left=((1, 1),),
-            right=((1, 2),),
+            left_free=((1, 1),),
+            right_free=((1, 2),),
             summed=(0,),
-            ragged=0,
-            by_group=((2, 0), (-1, 0)),
+            ragged_dim=0,
+            group_dims=((2, 0), (-1, 0)),
         ),
     ),
     "ragged_dot_general of each example": Example(
@@ -131,12 +131,12 @@ EXAMPLES = {
         2 * 8 * 4 * 5,
         Contraction(
             contracted=((2, 1),),
-            left=((0, 0), (1, 1)),
-            right=((2, 2),),
+            left_free=((0, 0), (1, 1)),
+            right_free=((2, 2),),
             summed=(2,),
-            ragged=1,
-            by_group=((2, 1), (1, 0)),
-            sized=((0, 0),),
+            ragged_dim=1,
+            group_dims=((2, 1), (1, 0)),
+            group_size_dims=((0, 0),),
         ),
     ),
 }
@@ -145,12 +145,12 @@ OTHERS = {"scaled_dot", "scaled_matmul_wrapper"}  # traced on a GPU alone: of tw
 
 def equation(example: Example) -> Equation:
     arrays = [jnp.ones(shape) for shape in example.shapes]
-    (found,) = (e for e in Program(jax.make_jaxpr(example.call)(*arrays)).equations if e.primitive.product)
+    (found,) = (e for e in Program(jax.make_jaxpr(example.call)(*arrays)).equations if e.primitive.is_product)
     return found
 
 
 def test_every_product_has_an_example():
-    products = {name for name, row in TABLE.items() if row.product}
+    products = {name for name, row in TABLE.items() if row.is_product}
     assert products == {name.partition(" ")[0] for name in EXAMPLES} | OTHERS
 
 
@@ -169,7 +169,7 @@ def test_scaled_matmuls_cost_what_matmuls_do():
         row = primitive_of(name)
         assert row.contraction is not None
         found = row.contraction(params, shapes)
-        assert row.work(found, params, shapes, (2, 5, 3)) == 2 * 5 * 4 * 3
+        assert row.multiply_adds(found, params, shapes, (2, 5, 3)) == 2 * 5 * 4 * 3
 
 
 ROOMS = ("program", "strategies", "gradients", "pipeline", "codegen")
@@ -177,17 +177,13 @@ PACKAGE = Path(jaxshard_magic.__file__).parent
 
 
 def test_only_the_table_lists_products():
-    products = {name for name, row in TABLE.items() if row.product}
+    products = {name for name, row in TABLE.items() if row.is_product}
     for path in sorted(p for room in ROOMS for p in (PACKAGE / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if path.parent.name != "primitives" and isinstance(
-                node, ast.Set | ast.Tuple | ast.List | ast.Dict
-            ):
+            if path.parent.name != "primitives" and isinstance(node, ast.Set | ast.Tuple | ast.List | ast.Dict):
                 parts = node.keys if isinstance(node, ast.Dict) else node.elts
                 named = {part.value for part in parts if isinstance(part, ast.Constant)}
-                assert not named & products, (
-                    f"{path}:{node.lineno} lists products: ask for `primitive.product`"
-                )
+                assert not named & products, f"{path}:{node.lineno} lists products: ask for `primitive.is_product`"
 
 
 # Experts: rows sorted by the expert that each goes to, and a matrix for every expert.
@@ -271,14 +267,14 @@ def test_labels_of_a_ragged_product():
         sizes = jnp.ones((x.shape[0], E), jnp.int32) * 2
         return ragged(((2,), (1,)), ((), ()), 1, [0], sizes)(x, w)
 
-    assert follow(*programs(gradient, (-1, 8, D), (-1, 8, H)), {0: 0, 1: 0}).outputs == (Sum(),)
-    assert follow(*programs(forward, (-1, 8, D), (E, D, H)), {0: 0}).outputs == (Rows(0),)
+    assert follow_batch(*programs(gradient, (-1, 8, D), (-1, 8, H)), {0: 0, 1: 0}).output_labels == (ExampleSum(),)
+    assert follow_batch(*programs(forward, (-1, 8, D), (E, D, H)), {0: 0}).output_labels == (PerExample(0),)
 
 
 def test_dimensions_of_a_ragged_product():
     program = Program(jax.make_jaxpr(lax.ragged_dot)(jnp.ones((8, D)), jnp.ones((3, D, H)), SIZES))
     dims = Dimensions(program, (2,))
-    x, w, sizes = map(dims.of, program.inputs)
-    assert dims.of(program.outputs[0]) == [x[0], w[2]]
+    x, w, sizes = map(dims.classes_of, program.inputs)
+    assert dims.classes_of(program.outputs[0]) == [x[0], w[2]]
     assert x[1] == w[1] and sizes == [w[0]]
     assert len({x[0], x[1], w[0], w[2]}) == 4

@@ -13,9 +13,11 @@ import optax
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.analysis.texts import texts_of
+from jaxshard_magic.analysis import time_breakdown
+from jaxshard_magic.analysis.program_texts import program_texts
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Measured, Report
+from jaxshard_magic.report.measured import DeviceTime
 
 WIDTH, LAYERS = 32, 3
 
@@ -112,9 +114,7 @@ def sleeping(params, x):
 def test_a_host_callback_that_sleeps_is_on_its_line_for_as_long_as_it_sleeps():
     step = ran(jaxshard_magic.shard(sleeping, "dp", mesh="cpu:1 data=1"), jnp.ones((8, 8)), jnp.ones((8, 8)))
     found = step.profile(3)
-    line = 1 + next(
-        n for n, text in enumerate(Path(__file__).read_text().splitlines()) if "pure_callback(nap" in text
-    )
+    line = 1 + next(n for n, text in enumerate(Path(__file__).read_text().splitlines()) if "pure_callback(nap" in text)
     (row,) = [row for row in found.lines if row.line == line and (row.waiting or 0) > 0.01]
     assert len(slept) == 1 + 1 + 3  # called, warmed up, recorded
     assert row.waiting == pytest.approx(sum(slept[-3:]) / 3, rel=0.03)
@@ -157,7 +157,7 @@ def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
 )
 def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeypatch):
     """By the report of its first call, by the recording, and by the reports that have what it measured."""
-    from jaxshard_magic.analysis import texts
+    from jaxshard_magic.analysis import program_texts
 
     read: list[str] = []
 
@@ -165,8 +165,8 @@ def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeyp
         read.append(text)
         return parsed(text)
 
-    parsed = texts.read
-    monkeypatch.setattr(texts, "read", reading)
+    parsed = program_texts.parse_module
+    monkeypatch.setattr(program_texts, "parse_module", reading)
     function, state, batch = transformer_like(scan=False, remat=False)
     step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, on="v5e"), state, batch)
     step.report()
@@ -177,16 +177,14 @@ def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeyp
 
 
 def test_texts_of_one_step_are_kept_at_a_time_and_go_with_the_step():
-    first, second = (
-        ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4)) for _ in range(2)
-    )
+    first, second = (ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4)) for _ in range(2))
     assert first.entry is not None and second.entry is not None
-    texts = texts_of(first.entry)
-    assert texts_of(first.entry) is texts
-    known = weakref.ref(texts_of(second.entry))
-    assert texts_of(second.entry) is known() and texts_of(first.entry) is not texts
+    texts = program_texts(first.entry)
+    assert program_texts(first.entry) is texts
+    known = weakref.ref(program_texts(second.entry))
+    assert program_texts(second.entry) is known() and program_texts(first.entry) is not texts
     assert known() is None
-    known = weakref.ref(texts_of(first.entry))
+    known = weakref.ref(program_texts(first.entry))
     del first
     gc.collect()
     assert known() is None
@@ -263,47 +261,43 @@ def test_no_steps_are_no_recording():
 
 @pytest.mark.ci
 def test_of_a_step_of_very_many_operations_no_more_is_recorded_than_is_read(monkeypatch):
-    from jaxshard_magic.analysis import profiled
-    from jaxshard_magic.views.words import spent_about
+    from jaxshard_magic.analysis import profile_analysis
+    from jaxshard_magic.views.words import measured_about
 
     function, state, batch = transformer_like(scan=True, remat=False)
     step = ran(jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8"), state, batch)
     every = step.profile(5)
     assert (every.asked, every.recorded, every.read) == (5, 5, 5)
     # The rounds of its loop count, or all 5 would be few enough; the text has a few operations that CPU does not run.
-    monkeypatch.setattr(profiled, "WORTH", round(2.5 * 8 * every.operations))
+    monkeypatch.setattr(profile_analysis, "WORTH", round(2.5 * 8 * every.operations))
     fewer = step.profile(5)
     assert (fewer.asked, fewer.recorded, fewer.read) == (5, 2, 2)
-    assert spent_about(fewer).startswith("2 of 5 steps were recorded, as a step has so many operations, ")
-    monkeypatch.setattr(profiled, "WORTH", 8 * every.operations // 2)
+    assert measured_about(fewer).startswith("2 of 5 steps were recorded, as a step has so many operations, ")
+    monkeypatch.setattr(profile_analysis, "WORTH", 8 * every.operations // 2)
     assert step.profile(5).recorded == 1  # at least
 
 
 def test_what_the_profiler_of_a_missing_tpu_complains_of_is_no_output(monkeypatch, capfd):
-    from jaxshard_magic.step import recorded
+    from jaxshard_magic.step import profiler_recording
 
     class Complains:
         def __init__(self, options):
             self.session = session(options)
 
         def stop(self):
-            os.write(
-                2, b"Failed to find host bounds for accelerator type: WARNING: could not determine TPU type\n"
-            )
+            os.write(2, b"Failed to find host bounds for accelerator type: WARNING: could not determine TPU type\n")
             return self.session.stop()
 
-    session = recorded._in_memory()
+    session = profiler_recording._memory_session_class()
     step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
-    monkeypatch.setattr(recorded, "_in_memory", lambda: Complains)
+    monkeypatch.setattr(profiler_recording, "_memory_session_class", lambda: Complains)
     assert step.profile(1).read == 1
     assert "TPU" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
-def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_told_anything(
-    platform, monkeypatch
-):
-    from jaxshard_magic.step import recorded
+def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_told_anything(platform, monkeypatch):
+    from jaxshard_magic.step import profiler_recording
 
     begun: list[dict] = []
 
@@ -314,16 +308,23 @@ def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_tol
         def stop(self):
             return b""
 
-    monkeypatch.setattr(recorded, "_in_memory", lambda: Session)
+    monkeypatch.setattr(profiler_recording, "_memory_session_class", lambda: Session)
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    recorded.record([], "a step")
+    profiler_recording.record([], "a step")
     told = [{"tpu_cpu_perf_counter_interval_ms": 3_600_000}] if platform == "cpu" else [{}]
     assert begun == 2 * told  # once to see whether a trace can begin
 
 
 def test_without_the_private_session_the_recording_goes_through_a_folder(monkeypatch):
-    from jaxshard_magic.step import recorded
+    from jaxshard_magic.step import profiler_recording
 
     step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
-    monkeypatch.setattr(recorded, "_in_memory", lambda: None)
+    monkeypatch.setattr(profiler_recording, "_memory_session_class", lambda: None)
     assert step.profile(1).read == 1
+
+
+def test_a_slowest_device_that_is_not_known_leaves_the_sample_of_many_devices_as_it_is():
+    busy = [DeviceTime(d, 1.0, 0.0, None, 0.0, 0.0) for d in range(3 * time_breakdown.MOST_DEVICES)]
+    listed = time_breakdown._listed(busy, None)
+    assert len(listed) == time_breakdown.MOST_DEVICES and listed[0].device == 0 and listed[-1].device == busy[-1].device
+    assert 1 in [each.device for each in time_breakdown._listed(busy, 1)]

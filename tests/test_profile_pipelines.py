@@ -13,13 +13,13 @@ import pytest
 from test_profile import adds_up, ran, transformer_like
 
 import jaxshard_magic
-from jaxshard_magic.analysis import profiled
-from jaxshard_magic.analysis.traced import read
+from jaxshard_magic.analysis import profile_analysis
+from jaxshard_magic.analysis.xplane import read_trace
 from jaxshard_magic.hardware import chip
+from jaxshard_magic.links import axis_links, collective_latency
 from jaxshard_magic.report import Report
 from jaxshard_magic.schedule import Action
-from jaxshard_magic.schedule.actions import parse_step, parts
-from jaxshard_magic.wires import axis_bandwidths, latency
+from jaxshard_magic.schedule.actions import entry_actions, parse_entry
 
 SLEEPS = 0.06, 0.061  # seconds of a nap on each stage
 WITHIN = 0.03  # of what was slept
@@ -29,18 +29,14 @@ WITHIN = 0.03  # of what was slept
     ("strategy", "mesh", "options", "scan", "remat"),
     [
         ("pp+fsdp", "cpu:4 pipe=2 data=2", {"microbatches": 4}, True, True),
-        pytest.param(
-            *("pp+dp", "cpu:4 pipe=2 data=2", {"schedule": "zb-h1"}, False, False), marks=pytest.mark.ci
-        ),
+        pytest.param(*("pp+dp", "cpu:4 pipe=2 data=2", {"schedule": "zb-h1"}, False, False), marks=pytest.mark.ci),
         pytest.param(
             *("pp", "cpu:3 pipe=3", {"schedule": "gpipe", "remat": "full", "microbatches": 2}, False, False),
             marks=pytest.mark.ci,
         ),
     ],
 )
-def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded(
-    strategy, mesh, options, scan, remat
-):
+def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded(strategy, mesh, options, scan, remat):
     function, state, batch = transformer_like(scan, remat)
     step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, **options), state, batch)
     clocked = step.report().pipeline
@@ -59,8 +55,8 @@ def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded
     for rank in range(p.stages):
         own = sorted((e.start, e.end) for e in p.events if e.rank == rank)
         assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(own))
-    ends = {part: e.end for e in p.events for part in parts(parse_step(e.action))}
-    starts = {part: e.start for e in p.events for part in parts(parse_step(e.action))}
+    ends = {part: e.end for e in p.events for part in entry_actions(parse_entry(e.action))}
+    starts = {part: e.start for e in p.events for part in entry_actions(parse_entry(e.action))}
     for action, start in starts.items():  # what a stage reads was made before
         if action.kind == "F" and action.stage:
             assert ends[Action(action.stage - 1, "F", action.microbatch)] <= start
@@ -103,7 +99,7 @@ def test_a_line_of_a_pipeline_has_what_its_stage_is_predicted_to_take_as_a_mean_
     found = ran(step, [jnp.eye(64)] * 2, jnp.ones((256, 64))).profile(1)
     v5e = chip("v5e")
     product = 4 * (32 * 64 + 64 * 64 + 32 * 64) / v5e.hbm_bandwidth
-    hops = latency("all-reduce", [axis_bandwidths(v5e, {"pipe": 2, "data": 2})["data"]])
+    hops = collective_latency("all-reduce", [axis_links(v5e, {"pipe": 2, "data": 2})["data"]])
     first = two_products.__code__.co_firstlineno + 2
     ranks = 2  # a device of the other one does nothing of it
     assert {(row.line, row.phase): row.predicted for row in found.lines if row.predicted} == {
@@ -149,7 +145,7 @@ late.defvjp(lambda x, seconds: (asleep(x, seconds), None), lambda _, g: (g, jnp.
 
 
 def unnumbered(*args):
-    trace = read(*args)
+    trace = read_trace(*args)
     return replace(trace, ops=tuple(op._replace(launch=None) for op in trace.ops))
 
 
@@ -178,9 +174,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
     so that the step is one nap of the first stage, all of the second one's, and one of the first.
     """
     first, second = SLEEPS
-    step = jaxshard_magic.shard(
-        napping_step(SLEEPS), "pp", mesh="cpu:2 pipe=2", microbatches=4, schedule="1f1b"
-    )
+    step = jaxshard_magic.shard(napping_step(SLEEPS), "pp", mesh="cpu:2 pipe=2", microbatches=4, schedule="1f1b")
     ran(step, [jnp.eye(4)] * 2, jnp.ones((8, 4)))
     for attempt in range(3):  # another process may take the cores away
         naps.clear()
@@ -195,9 +189,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
         p = step.report().pipeline
         assert p is not None and p.recorded and p.bubble.measured is not None
         off = {
-            "waiting": max(
-                abs((d.waiting or 0.0) / s - 1) for d, s in zip((one, other), asleep, strict=True)
-            ),
+            "waiting": max(abs((d.waiting or 0.0) / s - 1) for d, s in zip((one, other), asleep, strict=True)),
             "idle": max(abs(d.idle - whole + s) / whole for d, s in zip((one, other), asleep, strict=True)),
             "bubble": abs(p.bubble.measured - 1 + sum(asleep) / (2 * whole)),
             "by hand": whole / (2 * first + 12 * second) - 1,
@@ -227,12 +219,10 @@ def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkey
 
         return [w - 0.0 * g for w, g in zip(ws, jax.grad(loss)(ws), strict=True)]
 
-    step = jaxshard_magic.shard(
-        step, "pp", mesh="cpu:2 pipe=2", microbatches=2, schedule="interleaved", chunks=3
-    )
+    step = jaxshard_magic.shard(step, "pp", mesh="cpu:2 pipe=2", microbatches=2, schedule="interleaved", chunks=3)
     ran(step, [each * jnp.eye(4) for each in seconds], jnp.ones((8, 4)))
     if not numbered:
-        monkeypatch.setattr(profiled, "read_trace", unnumbered)
+        monkeypatch.setattr(profile_analysis, "read_trace", unnumbered)
     assert step.entry is not None
     programs = step.entry.compiled.programs
     named = {key: made.compiled.as_text().split()[1] for key, made in programs.items()}
@@ -242,7 +232,7 @@ def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkey
     assert p is not None and p.recorded
     took = defaultdict(list)
     for e in p.events:
-        (action,) = parts(parse_step(e.action))
+        (action,) = entry_actions(parse_entry(e.action))
         if action.kind == "F":
             took[action.stage].append(e.end - e.start)
     assert [len(took[s]) for s in range(6)] == [2] * 6

@@ -120,13 +120,13 @@ def test_loop_trips_are_multiplied_in():
         )
 
     found = program(f, 1.0)
-    assert [e.trips for e in found.equations if e.name == "sin"] == [15]
+    assert [e.trip_count for e in found.equations if e.name == "sin"] == [15]
 
 
 def test_the_same_function_called_twice_is_two_scopes():
     g = jax.jit(jnp.tanh)
     found = program(lambda x, y: (g(x), g(y)), X, X[:2])
-    assert len({id(s) for s in found.scopes()}) == 3
+    assert len({id(s) for s in found.sub_jaxprs()}) == 3
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.randoms(use_true_random=False))
@@ -154,7 +154,7 @@ def test_a_reshape_of_an_empty_array_is_no_trouble():
 def classes(f, *args):
     found = program(f, *args)
     dims = Dimensions(found, (2,))
-    return [dims.of(v) for v in found.inputs], [dims.of(v) for v in found.outputs]
+    return [dims.classes_of(v) for v in found.inputs], [dims.classes_of(v) for v in found.outputs]
 
 
 def test_a_matmul_joins_what_it_contracts_and_passes_on_the_rest():
@@ -203,9 +203,9 @@ def test_a_split_batch_goes_on_as_the_part_that_is_not_looped_over():
 
     found = program(accumulate, jnp.ones((4, 4)), jnp.ones((16, 4)))
     dims = Dimensions(found, (4,))
-    batch = dims.of(found.inputs[1])[0]
+    batch = dims.classes_of(found.inputs[1])[0]
     product = next(e for e in found.equations if e.name == "dot_general")
-    assert dims.of(product.ins[0])[0] == batch
+    assert dims.classes_of(product.operands[0])[0] == batch
 
 
 def test_tracing_marks_gradients_hoists_closed_over_arrays_and_patches_nothing():

@@ -12,7 +12,7 @@ from cells import LOOP, STEP
 
 from jaxshard_magic.notebook import cell_magic, progress, shard_cell
 from jaxshard_magic.notebook.progress import Progress, frontend, line, training
-from jaxshard_magic.notebook.progress.training import Training, duration_text
+from jaxshard_magic.notebook.progress.training import LoopProgress, duration_text
 
 
 class Drawn(list[str]):
@@ -30,7 +30,7 @@ def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
     monkeypatch.setattr(line, "FIRST", 0.0)
     monkeypatch.setattr(line, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, of="train_step") as progress:
+    with Progress(drawn, label="train_step") as progress:
         progress("compiling for 8 devices")
         time.sleep(0.3)
     assert drawn[0] == "train_step: compiling for 8 devices, 0.0 s"
@@ -43,7 +43,7 @@ def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(m
     monkeypatch.setattr(line, "LONG", 0.1)
     monkeypatch.setattr(line, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, of="train_step", took=6.84) as progress:
+    with Progress(drawn, label="train_step", last_compile_s=6.84) as progress:
         progress("compiling for 8 devices")
         time.sleep(0.3)
         progress("first run")
@@ -59,7 +59,7 @@ def test_a_last_compile_that_was_no_wait_is_none_of_a_wait(monkeypatch):
     monkeypatch.setattr(line, "LONG", 0.1)
     monkeypatch.setattr(line, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, took=0.05) as progress:
+    with Progress(drawn, last_compile_s=0.05) as progress:
         progress("compiling for 8 devices")
         time.sleep(0.3)
     assert "the last compile" not in "".join(drawn)
@@ -84,7 +84,7 @@ OTHER = STEP.replace("loss_fn", "lambda p, b: jnp.sum(p['w'])").replace("0.1 * g
 )
 def test_the_last_compile_is_that_of_the_same_step_asked_for_alike(given, monkeypatch, cell, known):
     told = []
-    monkeypatch.setattr(cell_magic, "compile_of", lambda this: told.append(shard_cell.compile_of(this)))
+    monkeypatch.setattr(cell_magic, "last_compile_s", lambda this: told.append(shard_cell.last_compile_s(this)))
     given.run("%%shard dp;" + STEP)
     last = given.shell.magics_manager.registry["ShardMagics"].session.step.entry.compile_s
     given.run("%%shard " + cell)
@@ -174,7 +174,7 @@ class Clock:
 
     def __init__(self, total: int | None = None):
         self.now, self.steps, self.loss, self.total = 0.0, 0, None, total
-        self.training = Training(lambda: (self.steps, self.loss), lambda: self.total)
+        self.training = LoopProgress(lambda: (self.steps, self.loss), lambda: self.total)
 
     def after(self, seconds: float, steps: int, loss: float | None = None) -> str:
         self.now, self.steps, self.loss = self.now + seconds, self.steps + steps, loss
@@ -191,7 +191,7 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
 
 def test_a_loop_that_goes_on_says_from_where_and_its_pace_is_that_of_the_steps_since():
     clock, resumed = Clock(total=1000), None
-    clock.training = Training(lambda: (clock.steps, clock.loss), lambda: clock.total, resumed=lambda: resumed)
+    clock.training = LoopProgress(lambda: (clock.steps, clock.loss), lambda: clock.total, resumed=lambda: resumed)
     clock.after(1, 300)
     assert "resumed" not in clock.after(1, 300)
     resumed = 600
@@ -307,15 +307,13 @@ def test_a_view_that_is_shown_says_it_in_the_place_of_the_line_at_once(monkeypat
     steps = iter(range(1, 10**6))
     with (
         Progress(drawn) as progress,
-        progress.following(Training(lambda: (next(steps), 0.5), lambda: None), View()),
+        progress.following(LoopProgress(lambda: (next(steps), 0.5), lambda: None), View()),
     ):
         end = time.monotonic() + 20
         while len(said) <= 25 and time.monotonic() < end:
             time.sleep(0.05)
     assert drawn[-1] == "" and 0 < len([told for told in drawn if told]) <= 20
-    told = [
-        told for told, _ in said if told
-    ]  # nothing before the first steps, and where a look falls after the last
+    told = [told for told, _ in said if told]  # nothing before the first steps, and where a look falls after the last
     assert len(told) > 20 and all(each.startswith("step ") for each in told)
 
 
@@ -330,9 +328,7 @@ def test_an_error_in_the_loop_clears_the_line(given, drawn):
 
 
 def test_an_interrupt_clears_the_line_and_the_step_runs_on_unwatched(given, drawn):
-    error = given.fails(
-        "%%shard fsdp\nkept = []" + STEP + "kept.append(1)" + SLOWLY + "raise KeyboardInterrupt"
-    )
+    error = given.fails("%%shard fsdp\nkept = []" + STEP + "kept.append(1)" + SLOWLY + "raise KeyboardInterrupt")
     assert isinstance(error, KeyboardInterrupt)
     assert [said for said in drawn if " of 20" in said] and drawn[-1] == ""
     assert not [t for t in threading.enumerate() if t.name == "jaxshard progress"]

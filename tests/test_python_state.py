@@ -31,9 +31,7 @@ def grad(w, x):
 def step_of(body: str, parameters: str = "w, x", before: str = "", /, **names):
     """A step of the notebook's, with its globals: `body` is what it does."""
     lines = "\n    ".join(body.splitlines())
-    return made(
-        f"{before}\ndef step({parameters}):\n    {lines}\n", grad=grad, jax=jax, jnp=jnp, np=np, **names
-    )
+    return made(f"{before}\ndef step({parameters}):\n    {lines}\n", grad=grad, jax=jax, jnp=jnp, np=np, **names)
 
 
 def moved(by: str, before: str = "", /, **names):
@@ -247,7 +245,7 @@ def test_a_recompile_in_a_loop_names_what_had_changed():
     step = shard(names["step"])
     for names["warm"] in (True, True, False):
         step(W, X)
-    assert step.recompiled[-1].changes == ("warm, which the step reads, is another value",)
+    assert step.recompilations[-1].changes == ("warm, which the step reads, is another value",)
 
 
 def test_objects_in_a_model_that_is_an_argument_are_read_in_each_call():
@@ -464,9 +462,7 @@ def test_what_each_call_does_to_python_is_refused_and_undone(case, said, capsys)
 
 
 def test_a_table_that_a_step_fills_once_is_filled():
-    names = step_of(
-        "if 'n' not in table: table['n'] = x.shape[0]\n" + HEAD + "return w - g / table['n']", table={}
-    )
+    names = step_of("if 'n' not in table: table['n'] = x.shape[0]\n" + HEAD + "return w - g / table['n']", table={})
     step = shard(names["step"])
     for _ in range(3):
         same(step(W, X), names["step"](W, X))

@@ -10,10 +10,10 @@ from jax import lax
 from refusals import refusal
 
 import jaxshard_magic
-from jaxshard_magic.codegen.marks import Marks
+from jaxshard_magic.codegen.expression_marks import ExpressionMarks
 from jaxshard_magic.program.flow import Flow
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.trace import mark, trace
+from jaxshard_magic.program.trace import mark_arrays, trace
 
 W = jax.random.normal(jax.random.key(1), (64, 32))
 X = jax.random.normal(jax.random.key(0), (16, 64))
@@ -154,7 +154,7 @@ def test_a_sharded_step_has_the_plain_numbers(name, strategy):
 def test_a_result_depends_on_what_a_loop_wrote():
     traced = trace(lambda w, x: (list(beside_the_loss(w, x)), ()), (W, X), ())
     program = Program(traced.closed)
-    back = Flow(program).back([program.outputs[0]])
+    back = Flow(program).ancestors([program.outputs[0]])
     assert program.inputs[1] in back
 
 
@@ -199,7 +199,11 @@ def test_a_reference_of_the_caller_s_is_refused(given):
 def test_a_reference_gets_no_name():
     def fun(x):
         ref = jax.new_ref(x)
-        named = jaxshard_magic.cut({"ref": ref})["ref"], Marks().seen(0, ref), mark(ref, "some")
+        named = (
+            jaxshard_magic.cut({"ref": ref})["ref"],
+            ExpressionMarks().mark_value(0, ref),
+            mark_arrays(ref, "some"),
+        )
         assert all(found is ref for found in named)
         return ref[...]
 

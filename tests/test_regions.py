@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.plan import Sent
-from jaxshard_magic.strategies import hold
+from jaxshard_magic.plan import PlannedCollective
+from jaxshard_magic.strategies import sharded_lowering
 from jaxshard_magic.strategies.footprint import footprint
-from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.regions import KINDS, Region
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 WIDTH, HIDDEN, EXAMPLES, TRIPS = 64, 256, 32, 4
 BYTES = 1 << 30
@@ -51,11 +51,11 @@ class Passed(Region):
     def emit(self, e, values, rest, hold):
         return [self.factor * x for x in rest(values)]
 
-    def sent(self, e, operands, rest):
+    def collectives(self, e, operands, rest):
         yield from operands
-        yield Sent("collective-permute", ("data",), 8, BYTES, e.trips)
+        yield PlannedCollective("collective-permute", ("data",), 8, BYTES, e.trip_count)
 
-    def held(self, e, rest):
+    def scratch_bytes(self, e, rest):
         return BYTES
 
 
@@ -66,35 +66,35 @@ def kind(name, factor=1.0):
     return find
 
 
-def planned(monkeypatch, *kinds) -> Hold:
-    monkeypatch.setattr(hold, "KINDS", (*kinds, *KINDS))
+def planned(monkeypatch, *kinds) -> ShardedLowering:
+    monkeypatch.setattr(sharded_lowering, "KINDS", (*kinds, *KINDS))
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     run = jaxshard_magic.shard(step, "fsdp", mesh=mesh).planned(*arguments()).plan.run
-    assert isinstance(run, Hold)
+    assert isinstance(run, ShardedLowering)
     return run
 
 
-def outputs(run: Hold):
+def outputs(run: ShardedLowering):
     return jax.jit(run.__call__)(*jax.tree.leaves(arguments()))
 
 
 def test_a_region_emits_its_members_sends_for_them_and_holds_while_they_run(monkeypatch):
     plain, with_region = planned(monkeypatch), planned(monkeypatch, kind("tanh", 0.5))
-    runs = sum(e.trips for e in plain.program.equations if e.name == "tanh")
+    runs = sum(e.trip_count for e in plain.program.equations if e.name == "tanh")
     assert runs > TRIPS  # forward, and again for the backward pass
-    own = [move for move in traffic(with_region) if move.kind == "collective-permute"]
+    own = [move for move in planned_collectives(with_region) if move.kind == "collective-permute"]
     assert sum(move.count for move in own) == runs
-    assert [m for m in traffic(with_region) if m not in own] == [*traffic(plain)]
+    assert [m for m in planned_collectives(with_region) if m not in own] == [*planned_collectives(plain)]
     assert float(outputs(with_region)[-1]) != pytest.approx(float(outputs(plain)[-1]))
 
 
 def test_what_members_with_bodies_send_and_hold_is_told_by_the_region_alone(monkeypatch):
     plain, with_region = planned(monkeypatch), planned(monkeypatch, kind("scan"))
     loops = [e for e in plain.program.equations if e.name == "scan"]
-    assert [m.count for m in traffic(with_region) if m.kind == "collective-permute"] == [1] * len(loops)
-    assert not [m for m in traffic(with_region) if m.count == TRIPS]
-    assert [m for m in traffic(plain) if m.count == TRIPS]
-    more = footprint(with_region).between - footprint(plain).between
+    assert [m.count for m in planned_collectives(with_region) if m.kind == "collective-permute"] == [1] * len(loops)
+    assert not [m for m in planned_collectives(with_region) if m.count == TRIPS]
+    assert [m for m in planned_collectives(plain) if m.count == TRIPS]
+    more = footprint(with_region).temporaries - footprint(plain).temporaries
     assert BYTES - (1 << 20) < more <= BYTES
 
 
@@ -111,7 +111,7 @@ def test_what_a_region_does_not_define_is_as_without_it(monkeypatch):
         return Region(range(len(context.layout.program.equations)))
 
     plain, with_region = planned(monkeypatch), planned(monkeypatch, silent)
-    assert traffic(with_region) == traffic(plain)
+    assert planned_collectives(with_region) == planned_collectives(plain)
     assert footprint(with_region) == footprint(plain)
     texts = [jax.jit(r.__call__).lower(*jax.tree.leaves(arguments())).as_text() for r in (plain, with_region)]
     assert texts[0] == texts[1]

@@ -10,7 +10,7 @@ from flax import nnx
 from stand_in import BATCH, descend, params, same, shard
 
 from jaxshard_magic.step import ShardedStep
-from jaxshard_magic.step.rejit import Rejits
+from jaxshard_magic.step.rejit import ShardedJits
 
 TRAINER = """
 import functools, jax, jax.numpy as jnp, optax
@@ -53,9 +53,7 @@ def plain(given):
 def test_a_method_that_its_object_jits_runs_sharded(given, plain, jit, early):
     made = PARTIAL.format(jit)
     source = TRAINER.format(early=made if early else "pass", late="pass" if early else made)
-    report = given.run(
-        "%%shard fsdp --check --step Trainer._train_step\n" + source + "trainer = Trainer()" + USE
-    )
+    report = given.run("%%shard fsdp --check --step Trainer._train_step\n" + source + "trainer = Trainer()" + USE)
     assert report.check.passed and report.timing.calls == 3 and sharded(given)
     assert jnp.allclose(given["loss"], plain, rtol=1e-5)
 
@@ -148,25 +146,20 @@ def test_a_function_that_is_jitted_later_stays_sharded(given, jit):
     assert isinstance(given["train_step"], ShardedStep) and given["train_step"].calls == 2
 
 
-@pytest.mark.parametrize(
-    "cell", ["train_step(state, batch)", "jax.jit(lambda s, b: train_step(s, b))(state, batch)"]
-)
+@pytest.mark.parametrize("cell", ["train_step(state, batch)", "jax.jit(lambda s, b: train_step(s, b))(state, batch)"])
 def test_a_step_inside_of_another_function_is_told_with_the_line(given, capsys, cell):
     given.run("outer = jax.jit(lambda state, batch: train_step(state, batch))")
     step = "\ndef train_step(state, batch):\n    return jax.grad(loss_fn)(state, batch)\n"
     assert given.run("%%shard dp --step train_step" + step + "_ = outer(state, batch)") is None
     said = capsys.readouterr().out
-    assert (
-        said.startswith("train_step ran unsharded, as another function called it (cell [")
-        and said.count("\n") == 1
-    )
+    assert said.startswith("train_step ran unsharded, as another function called it (cell [") and said.count("\n") == 1
     given.run("jax.clear_caches()\n" + cell.replace("train_step(state, batch)", "outer(state, batch)", 1))
     assert "train_step ran unsharded" in capsys.readouterr().out
 
 
 def test_all_other_jits_are_as_ever_and_nothing_stays():
     before = jax._src.pjit.make_jit, vars(jax)["jit"]
-    rejits, step = Rejits(), shard(descend)
+    rejits, step = ShardedJits(), shard(descend)
     step.rejit = lambda jitted: ("sharded", jitted)
     with rejits, rejits:
         assert jax.jit(step)[0] == nnx.jit(types.MethodType(step, object()))[0] == "sharded"
@@ -178,12 +171,12 @@ def test_all_other_jits_are_as_ever_and_nothing_stays():
 
 
 def test_what_an_interrupt_left_in_place_the_next_takes_out(monkeypatch):
-    Rejits().end()  # of a cell of another test that never ended
+    ShardedJits().revert()  # of a cell of another test that never ended
     before = jax._src.pjit.make_jit
-    Rejits().begin()  # and no end
-    rejits = Rejits()
-    rejits.begin()
+    ShardedJits().apply()  # and no end
+    rejits = ShardedJits()
+    rejits.apply()
     assert jax._src.pjit.make_jit is not before
-    rejits.end()
-    rejits.end()
+    rejits.revert()
+    rejits.revert()
     assert jax._src.pjit.make_jit is before

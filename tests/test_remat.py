@@ -24,7 +24,7 @@ from rematted import (
 from thinned import thinned
 
 from jaxshard_magic.gradients.remat import remat
-from jaxshard_magic.gradients.segments import best_cuts, costs
+from jaxshard_magic.gradients.segments import best_segmentations, costs
 from jaxshard_magic.program.ir import Program
 
 
@@ -46,8 +46,8 @@ def test_cuts_are_where_the_backward_passes_hold_least():
     the last 3 + 1); with 4 arrays 2, 2, 1 and 1."""
     program = Program(flat(chain, weights(), X)[0])
     found = costs(program, program.top)
-    cuts = best_cuts(found, 0, len(found.own), 4)
-    assert found.inside(0, len(found.own)) == cuts[0].peak == 15 * ARRAY
+    cuts = best_segmentations(found, 0, len(found.own), 4)
+    assert found.residual_bytes(0, len(found.own)) == cuts[0].peak == 15 * ARRAY
     assert [len(cut.segments) for cut in cuts] == [1, 2, 3, 4]
     assert cuts[3].peak == 5 * ARRAY
     starts, stops = zip(*cuts[3].segments, strict=True)
@@ -65,10 +65,10 @@ def test_all_segments_but_the_last_are_done_again():
     closed, leaves = flat(chain, weights(), X)
     assert products(closed) == 3 * LAYERS
     assert products(remat(closed, "1").closed) == 4 * LAYERS
-    assert same(closed, "1", leaves).blocks == 1
+    assert same(closed, "1", leaves).block_count == 1
     found = remat(closed, "2")
     again = products(found.closed) - products(closed)
-    assert found.blocks == 1 and 0 < again < LAYERS
+    assert found.block_count == 1 and 0 < again < LAYERS
     assert f"{100 * again // LAYERS} %" in found.note
 
 

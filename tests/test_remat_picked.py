@@ -34,11 +34,11 @@ from rematted import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.gradients.kept import keeps
 from jaxshard_magic.gradients.remat import remat
+from jaxshard_magic.gradients.residuals import equation_residuals
 from jaxshard_magic.gradients.segments import costs
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.lines import is_users
+from jaxshard_magic.program.source_lines import is_user_file
 
 
 def checkpoints(closed: ClosedJaxpr) -> int:
@@ -80,7 +80,7 @@ def test_an_expression_picks_the_functions_that_it_names(loss):
 
 def test_each_call_of_a_function_in_a_python_loop_is_a_block():
     closed, _ = flat(chain, weights(), X)
-    assert remat(closed, "layer").blocks == LAYERS
+    assert remat(closed, "layer").block_count == LAYERS
     assert kept(remat(closed, "layer").closed) == (LAYERS - 1) * ARRAY
 
 
@@ -128,8 +128,8 @@ def test_modules_of_nnx_are_known_by_their_classes():
     graph, state = nnx.split(Model(nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (2, LENGTH, MODEL))
     closed, leaves = flat(lambda state, x: (nnx.merge(graph, state)(x) ** 2).mean(), state, x)
-    assert same(closed, "^Attention$", leaves).blocks == 3
-    assert remat(closed, "MultiHead").blocks == 3
+    assert same(closed, "^Attention$", leaves).block_count == 3
+    assert remat(closed, "MultiHead").block_count == 3
     assert kept(remat(closed, "3").closed) < kept(closed)
 
 
@@ -151,8 +151,8 @@ def test_modules_of_linen_are_known_by_their_scopes():
     x = jnp.ones((2, MODEL))
     params = model.init(jax.random.key(0), x)
     closed, leaves = flat(lambda params, x: (model.apply(params, x) ** 2).mean(), params, x)
-    assert same(closed, "Layer_[01]", leaves).blocks == 2
-    assert remat(closed, "Layer_2/Dense_0").blocks == 1
+    assert same(closed, "Layer_[01]", leaves).block_count == 2
+    assert remat(closed, "Layer_2/Dense_0").block_count == 1
 
 
 def test_remat_of_the_users_stays_and_gets_none_around_it():
@@ -163,7 +163,7 @@ def test_remat_of_the_users_stays_and_gets_none_around_it():
 
     closed, _ = flat(loss, weights(), X)
     found = remat(closed, "full")
-    assert (found.blocks, checkpoints(found.closed)) == (0, LAYERS)
+    assert (found.block_count, checkpoints(found.closed)) == (0, LAYERS)
     assert kept(found.closed) == kept(closed)
     assert "nothing changed" in found.note
     assert checkpoints(remat(closed, "2").closed) == LAYERS + 1
@@ -178,7 +178,7 @@ def test_a_print_is_not_seen_twice():
 
     closed, _ = flat(loss, weights(), X)
     jaxpr = jax.make_jaxpr(gradients(remat(closed, "4").closed))(*closed.in_avals)
-    printed = [e for e in Program(jaxpr).equations if e.eqn.effects and not e.doors]
+    printed = [e for e in Program(jaxpr).equations if e.jaxpr_eqn.effects and not e.bodies]
     assert len(printed) == LAYERS
 
 
@@ -191,28 +191,28 @@ def test_a_cast_of_a_weight_crosses_at_no_cost():
 
     closed, leaves = flat(loss, weights(), X)
     program = Program(closed)
-    assert costs(program, program.top).inside(0, len(program.top.equations)) == 15 * ARRAY // 2
+    assert costs(program, program.top).residual_bytes(0, len(program.top.equations)) == 15 * ARRAY // 2
     assert [a.dtype for a in remat(closed, "3").closed.in_avals] == [w.dtype for w in leaves]
 
 
 def test_what_no_gradient_flows_through_keeps_nothing():
     program = Program(flat(lambda x, k: (lax.stop_gradient(jnp.sin(x)) * k).sum(), X, jnp.arange(WIDTH))[0])
-    assert [found.own for found in keeps(program.top)] == [ARRAY] + [0] * (len(program.top.equations) - 1)
+    assert [found.own for found in equation_residuals(program.top)] == [ARRAY] + [0] * (len(program.top.equations) - 1)
 
 
 def test_equations_in_a_block_keep_the_users_line():
     closed, _ = flat(chain, weights(), X)
     found = Program(remat(closed, "4").closed)
-    lines = [e.eqn.source_info.traceback for e in found.equations if e.name == "dot_general"]
+    lines = [e.jaxpr_eqn.source_info.traceback for e in found.equations if e.name == "dot_general"]
     codes = [line.raw_frames()[0] for line in lines if line is not None]
     assert len(codes) == LAYERS
-    assert {next(c.co_name for c in code if is_users(c.co_filename)) for code in codes} == {"layer"}
+    assert {next(c.co_name for c in code if is_user_file(c.co_filename)) for code in codes} == {"layer"}
 
 
 @pytest.mark.parametrize("how", ["full", "dots"])
 def test_a_loss_that_does_nothing_stays_as_it_is(how):
     closed, _ = flat(lambda x: x, jnp.float32(1))
-    assert remat(closed, how).blocks == 0
+    assert remat(closed, how).block_count == 0
 
 
 @pytest.mark.parametrize(

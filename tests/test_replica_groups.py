@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxshard_magic.analysis.collectives import moves, replica_groups
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.collectives import module_collectives, replica_groups
+from jaxshard_magic.analysis.hlo import parse_module
 
 BYTES = 16 * 8 * 4
 
@@ -60,7 +60,7 @@ ENTRY %main (p: f32[16,8]) -> f32[16,8] {{
     ],
 )
 def test_groups_of_any_form_become_mesh_axes(groups, axes, size):
-    (got,) = moves(read(reduced_over(groups)), {"data": 4, "model": 2})
+    (got,) = module_collectives(parse_module(reduced_over(groups)), {"data": 4, "model": 2})
     assert (got.axes, got.group_size, got.bytes) == (axes, size, BYTES)
 
 
@@ -99,5 +99,5 @@ def test_groups_over_any_axes_of_any_mesh_are_recognised(mesh_and_axes, form, ra
     groups = written(axes, chosen, form, shuffle)
     text = reduced_over(groups, math.prod(axes.values()))
     expected = tuple(a for a in chosen if axes[a] > 1)
-    got = [(m.axes, m.group_size) for m in moves(read(text), axes)]
+    got = [(m.axes, m.group_size) for m in module_collectives(parse_module(text), axes)]
     assert got == ([(expected, math.prod(axes[a] for a in expected))] if expected else [])

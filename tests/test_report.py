@@ -10,7 +10,7 @@ import pytest
 from sample_reports import SAMPLES, attached, bare, hostile, shapes
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.packages import upgrade
+from jaxshard_magic.packages import upgrade_command
 from jaxshard_magic.report import SCHEMA, DeviceMemory, Report
 
 
@@ -99,7 +99,7 @@ def test_a_wrong_dict_is_one_line_that_names_the_field(change, message: str):
 def test_a_newer_schema_says_how_to_read_it():
     with pytest.raises(ShardError) as error:
         Report.from_dict(attached().to_dict() | {"schema": SCHEMA + 1})
-    assert error.value.fix == upgrade()
+    assert error.value.fix == upgrade_command()
 
 
 @pytest.mark.parametrize(

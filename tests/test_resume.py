@@ -12,7 +12,7 @@ from resumed import CALLS, new_state, new_step, numbers, same, train_step, train
 
 from jaxshard_magic import ShardError
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import interval
+from jaxshard_magic.step import save_schedule
 
 
 @pytest.mark.parametrize("donate", [None, pytest.param(True, marks=pytest.mark.ci)], ids=["kept", "donated"])
@@ -177,7 +177,7 @@ def test_a_folder_with_checkpoints_is_not_written_into_unless_asked(tmp_path):
 def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_call(tmp_path, monkeypatch):
     now, w, step = 0.0, jnp.ones(64), new_step(step=halved)
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(interval, "time", clock)
+    monkeypatch.setattr(save_schedule, "time", clock)
     with step.checkpoint(tmp_path, every="10m", keep=None):
         for _ in range(7):
             now += 250
@@ -244,9 +244,7 @@ def test_a_folder_of_other_things_is_told_before_anything_runs(tmp_path):
 
 @pytest.mark.parametrize("every", ["x", "0", "10d", "-3"])
 def test_an_interval_that_is_none_is_told(tmp_path, every):
-    with pytest.raises(
-        ShardError, match=r"--every takes a number of steps, or a time such as 90s, 10m or 2h"
-    ):
+    with pytest.raises(ShardError, match=r"--every takes a number of steps, or a time such as 90s, 10m or 2h"):
         new_step().checkpoint(tmp_path, every=every)
 
 

@@ -73,9 +73,7 @@ def test_a_feed_goes_on_at_its_place_in_the_data(tmp_path, state, loaded):
     fed(tmp_path, stop=9, every=4, state=state)
     again = fed(tmp_path, every=4, state=state, resume=True)
     assert same(again[:2], whole[:2])
-    assert [i for i in again[2] if i not in (1, 2)] == [i for i in loaded if i not in (1, 2)], (
-        "two are taken ahead"
-    )
+    assert [i for i in again[2] if i not in (1, 2)] == [i for i in loaded if i not in (1, 2)], "two are taken ahead"
 
 
 @pytest.mark.ci

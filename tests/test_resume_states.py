@@ -120,9 +120,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a[0], b[0], strict=True)) and a[1] == b[1]
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(x, marks=[] if x in ALWAYS else pytest.mark.full) for x in STEPS]
-)
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=[] if x in ALWAYS else pytest.mark.full) for x in STEPS])
 def test_a_step_of_any_kind_goes_on_where_it_was(tmp_path, kind):
     trained(kind, tmp_path, stop=STOP)
     assert same(trained(kind, tmp_path), trained(kind))

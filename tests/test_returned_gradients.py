@@ -63,9 +63,7 @@ def test_gradients_come_back_divided_as_their_parameters_lie(step, strategy):
     params, rows = arguments()
     sharded = jaxshard_magic.shard(step, strategy, mesh=MESHES[strategy])
     planned, made = sharded.plan(params, rows), sharded(params, rows)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), made, step(params, rows)
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), made, step(params, rows))
     grads = made[1] if isinstance(made, tuple) else made
     report = sharded.report()
     for leaf in report.leaves:

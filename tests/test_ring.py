@@ -13,14 +13,14 @@ from positions import ran
 from theory.expected import F32
 
 import jaxshard_magic
-from jaxshard_magic.program.attention.attention import Span
-from jaxshard_magic.program.attention.form import Form
-from jaxshard_magic.strategies.dealing import Dealing
+from jaxshard_magic.program.attention.attention import DistanceSpan
+from jaxshard_magic.program.attention.blockwise import AttentionForm
 from jaxshard_magic.strategies.footprint import footprint
-from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.regions import region
-from jaxshard_magic.strategies.ring import near, ring_of, starts
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.ring_attention import chunk_starts, is_in_span, make_ring
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
+from jaxshard_magic.strategies.zigzag_plan import ZigzagPlan
 
 CP = "collective-permute"
 ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=4 model=2", "fsdp+sp": "data=2 seq=4"}
@@ -35,8 +35,8 @@ def sharded(step, strategy="sp", axes="cpu:8 seq=8", **options):
 def moves(ring, *args):
     """The collectives of a step, as the plan tells them."""
     run = ring.planned(*args).plan.run
-    assert isinstance(run, Hold)
-    return traffic(run)
+    assert isinstance(run, ShardedLowering)
+    return planned_collectives(run)
 
 
 def permuted(ring, *args):
@@ -84,8 +84,7 @@ def layers(seen, *, n=2, wrap=lambda f: f, window=None):
 
     keys = jax.random.split(jax.random.key(0), 5)
     params = {
-        name: jax.random.normal(key, (n, width, width)) * width**-0.5
-        for name, key in zip("qkvo", keys, strict=False)
+        name: jax.random.normal(key, (n, width, width)) * width**-0.5 for name, key in zip("qkvo", keys, strict=False)
     }
     return step, params, jax.random.normal(keys[4], (EXAMPLES, TIME, width))
 
@@ -152,7 +151,7 @@ def test_on_a_tpu_what_is_multiplied_goes_round_in_bfloat16(count, monkeypatch):
     gradients of keys and values, which products alone read. The result, which a loop keeps, and the gradient of the
     queries, which is scaled, stay float32, and so do sums. A loop of one trip is none: what it deals out forward it has
     backward."""
-    monkeypatch.setattr(region, "find_dealing", lambda *_: Dealing())  # each attention by itself
+    monkeypatch.setattr(region, "find_zigzag_plan", lambda *_: ZigzagPlan())  # each attention by itself
     n = 8
     step, params, x = layers(causal, n=count, wrap=jax.checkpoint if count > 1 else lambda f: f)
     part, number = x.nbytes // n, EXAMPLES * 4 * TIME * F32 // n
@@ -210,14 +209,14 @@ def test_a_window_goes_no_further_than_it_sees():
 @pytest.mark.parametrize("devices", [2, 3, 8])
 def test_of_a_causal_ring_all_devices_work_alike_at_every_turn(devices):
     """Products are of whole parts; of those on the diagonal a half is needed."""
-    span = Span(0, None)
-    ring = ring_of(form(span), ("seq",), devices, 48 * devices, [])
+    span = DistanceSpan(0, None)
+    ring = make_ring(form(span), ("seq",), devices, 48 * devices, [])
     assert ring.zigzag
-    firsts = [[int(x) for x in starts(ring, d)] for d in range(devices)]
+    firsts = [[int(x) for x in chunk_starts(ring, d)] for d in range(devices)]
     assert sorted(x for parts in firsts for x in parts) == [24 * k for k in range(2 * devices)]
     works = [
         [
-            sum(bool(near(span, ring, q, k)) for q in firsts[d] for k in firsts[(d - turn) % devices])
+            sum(bool(is_in_span(span, ring, q, k)) for q in firsts[d] for k in firsts[(d - turn) % devices])
             for d in range(devices)
         ]
         for turn in range(devices)
@@ -226,7 +225,7 @@ def test_of_a_causal_ring_all_devices_work_alike_at_every_turn(devices):
 
 
 def form(span):
-    return Form(1, 0, 1.0, span, (), False, None, (None, None), jnp.float32)
+    return AttentionForm(1, 0, 1.0, span, (), False, None, (None, None), jnp.float32)
 
 
 @pytest.mark.ci
@@ -249,10 +248,8 @@ def test_attention_of_long_sequences_takes_a_fifth_of_the_memory_of_gathered_key
     compiled, planned = {}, {}
     for how in ("gather", "ring"):
         plan = jaxshard_magic.shard(step, "sp", mesh=mesh, attention=how).planned(params, x).plan
-        assert isinstance(plan.run, Hold)
-        ins, outs = (
-            [jax.NamedSharding(mesh, spec) for spec in specs] for specs in (plan.in_specs, plan.out_specs)
-        )
+        assert isinstance(plan.run, ShardedLowering)
+        ins, outs = ([jax.NamedSharding(mesh, spec) for spec in specs] for specs in (plan.in_specs, plan.out_specs))
         run = jax.jit(plan.run.__call__, in_shardings=ins, out_shardings=outs)
         compiled[how] = run.lower(*jax.tree.leaves((params, x))).compile()
         planned[how] = footprint(plan.run)
@@ -272,9 +269,7 @@ def test_what_no_ring_takes_is_gathered_and_said(monkeypatch):
     step, params, batch = attention_step("summed")
     planned = sharded(step).planned(params, batch)
     assert planned.plan.attention == "gather"
-    findings = (
-        [] if planned.rewritten is None else [finding.message for finding in planned.rewritten.findings]
-    )
+    findings = [] if planned.rewritten is None else [finding.message for finding in planned.rewritten.findings]
     assert any("`cumsum`" in message and "test_ring.py, line" in message for message in findings)
     auto = jaxshard_magic.shard(step, "sp", mesh=jaxshard_magic.mesh("cpu:8 seq=8"), attention="auto")
     why = next(f for f in auto.planned(params, batch).plan.findings if f.code == "attention-chosen")

@@ -12,15 +12,15 @@ import pytest
 from sample_reports import overlapped
 
 import jaxshard_magic
-from jaxshard_magic.analysis.efficiency import efficiency, seconds_of
-from jaxshard_magic.analysis.roofline import roofline, seconds
+from jaxshard_magic.analysis.matmul_efficiency import efficiency, matmul_seconds
+from jaxshard_magic.analysis.roofline import bandwidth_seconds, roofline
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.plan import Share
+from jaxshard_magic.links import axis_links
+from jaxshard_magic.plan import DeviceWork
 from jaxshard_magic.report import Collective, Leaf
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import seconds_text, share_text
-from jaxshard_magic.wires import axis_bandwidths
 
 V5E, H100 = chip("v5e"), chip("h100")
 D, N = 512, 64
@@ -36,7 +36,7 @@ def gather(count: int, nbytes: int, axes=("data",), **more) -> Collective:
 
 def test_a_product_takes_the_longer_of_its_flops_and_its_bytes():
     # v5e: 197 TFLOP/s in bfloat16, 0.82 TB/s: 1 TFLOP takes 5.08 ms, 1 GB 1.22 ms.
-    busy, waits = Share(10**12, 10**9, "bfloat16"), Share(10**9, 10**10, "bfloat16")
+    busy, waits = DeviceWork(10**12, 10**9, "bfloat16"), DeviceWork(10**9, 10**10, "bfloat16")
     found = roofline(V5E, {"data": 8}, [busy, waits], [], [])
     compute, memory = 1e12 / 197e12, 1e10 / V5E.hbm_bandwidth
     assert found.compute == pytest.approx(compute + 1e9 / 197e12)
@@ -57,35 +57,33 @@ def test_the_update_reads_and_writes_state_once():
 
 
 def test_what_is_sent_takes_its_bytes_over_the_axis_bandwidth():
-    wires = axis_bandwidths(H100, {"data": 2, "model": 8})
+    wires = axis_links(H100, {"data": 2, "model": 8})
     inside = replace(gather(3, 8 * 10**9, ("model",)))
-    assert seconds(inside, wires) == pytest.approx(3 * 7e9 / 450e9)
+    assert bandwidth_seconds(inside, wires) == pytest.approx(3 * 7e9 / 450e9)
     across = gather(1, 8 * 10**9, ("data", "model"))  # as slow as the slower of the two
-    assert seconds(across, wires) == pytest.approx(7e9 / 50e9)
-    assert seconds(gather(1, 8, None), wires) is None
-    assert seconds(gather(1, 8, exact=False), axis_bandwidths(H100, {"data": 8})) is None
+    assert bandwidth_seconds(across, wires) == pytest.approx(7e9 / 50e9)
+    assert bandwidth_seconds(gather(1, 8, None), wires) is None
+    assert bandwidth_seconds(gather(1, 8, exact=False), axis_links(H100, {"data": 8})) is None
 
 
 def test_communication_bounds_a_step_where_it_takes_longer_than_all_else():
-    share = Share(197 * 10**9, 10**6, "bfloat16", weights=10**6)  # 1 ms
+    share = DeviceWork(197 * 10**9, 10**6, "bfloat16", weights=10**6)  # 1 ms
     found = roofline(V5E, {"data": 8}, [share], [], [replace(gather(1, 8 * 10**8), kind="all-to-all")])
-    assert found.communication == pytest.approx(7e8 / axis_bandwidths(V5E, {"data": 8})["data"].bandwidth)
+    assert found.communication == pytest.approx(7e8 / axis_links(V5E, {"data": 8})["data"].bandwidth)
     assert (found.bound, found.exposed) == ("communication", pytest.approx(found.communication / 0.9))
     assert found.step == pytest.approx(found.communication / 0.9 + 1e-3 / 0.95)
 
 
 def test_a_range_holds_the_guess_between_all_overlapped_at_the_peak_and_nothing_overlapped():
     share, nbytes = (
-        Share(197 * 10**9, 10**6, "bfloat16", weights=10**6),
+        DeviceWork(197 * 10**9, 10**6, "bfloat16", weights=10**6),
         8 * 10**7,
     )  # 1 ms, and 0.78 ms on the links
     found = roofline(V5E, {"data": 8}, [share], [], [gather(1, nbytes)])
-    sent = 7e7 / axis_bandwidths(V5E, {"data": 8})["data"].bandwidth
+    sent = 7e7 / axis_links(V5E, {"data": 8})["data"].bandwidth
     assert found.low == pytest.approx(1e-3)
     own = 1e-3 / 0.95
-    assert found.step == pytest.approx(
-        own + sent / 0.9 - own / 3
-    )  # a third of the compute hides, less than 0.8 of it
+    assert found.step == pytest.approx(own + sent / 0.9 - own / 3)  # a third of the compute hides, less than 0.8 of it
     assert found.least == pytest.approx(1e-3 / 0.95)
     assert found.high == pytest.approx(1e-3 / 0.85 + sent / 0.9)
     more = roofline(V5E, {"data": 8}, [share], [], [gather(4, nbytes)])
@@ -96,9 +94,9 @@ def test_a_range_holds_the_guess_between_all_overlapped_at_the_peak_and_nothing_
 
 def test_what_a_plan_takes_to_be_hidden_is_what_programs_for_the_chip_hide(monkeypatch):
     def waited(name: str) -> float:
-        share = Share(10**15, 10**6, "bfloat16", weights=10**6)  # room enough
+        share = DeviceWork(10**15, 10**6, "bfloat16", weights=10**6)  # room enough
         found = roofline(chip(name), {"data": 8}, [share], [], [gather(1, 10**8)])
-        return (found.exposed or 0.0) / (found.sent or 1.0)
+        return (found.exposed or 0.0) / (found.total_link_seconds or 1.0)
 
     assert waited("v5e") == pytest.approx(0.2) and waited("v6e") == pytest.approx(0.75)
     assert waited("v5p") == waited("v4") == waited("h100") == 1
@@ -108,28 +106,24 @@ def test_what_a_plan_takes_to_be_hidden_is_what_programs_for_the_chip_hide(monke
 
 def test_small_collectives_take_their_hops_and_sums_of_gradients_are_sent_as_one():
     """2x4 of v5e are lines, no rings: 1 + 3 hops of 8/3 us from corner to corner, which an all-reduce goes twice."""
-    share = Share(10**6, 0, "bfloat16")
+    share = DeviceWork(10**6, 0, "bfloat16")
     hops = 4 * 8e-6 / 3
 
     def sent(*rows, batch=("data",)) -> float:
-        return roofline(V5E, {"data": 8}, [share], [], rows, None, batch).sent
+        return roofline(V5E, {"data": 8}, [share], [], rows, None, batch).total_link_seconds
 
     sums = [replace(gather(1, 64), kind="all-reduce") for _ in range(3)]
     assert sent(gather(10, 64)) == pytest.approx(10 * hops)
     assert sent(*sums) == pytest.approx(2 * hops)
-    assert sent(*sums, batch=()) == pytest.approx(
-        3 * 2 * hops
-    )  # of activations, which the next product waits for
-    assert sent(replace(sums[0], count=5)) == pytest.approx(
-        2 * hops
-    )  # a row may be of several that are alike
+    assert sent(*sums, batch=()) == pytest.approx(3 * 2 * hops)  # of activations, which the next product waits for
+    assert sent(replace(sums[0], count=5)) == pytest.approx(2 * hops)  # a row may be of several that are alike
 
 
 def test_a_product_that_fills_its_tiles_badly_takes_longer():
     """The unit of v5e is 128 wide, that of v6e 256; rows go in by eights, on whichever side that is better."""
 
     def reached(name: str, *dims: int) -> float:
-        share = Share(10**12, 0, "bfloat16", dims=dims)
+        share = DeviceWork(10**12, 0, "bfloat16", matrix_dims=dims)
         return efficiency(chip(name), share) / 0.95
 
     assert reached("v5e", 4096, 4096, 4096) == pytest.approx(1)
@@ -148,17 +142,17 @@ def test_float32_at_the_highest_precision_takes_six_passes_of_a_tpu():
     step = jaxshard_magic.shard(exact, "dp", mesh="data=8", on="v5e")
     shares = step.prepare(jnp.ones((D, D)), jnp.ones((N, D))).plan.shares
     assert {share.passes for share in shares} == {6}
-    assert [share.dims for share in shares] == [(N // 8, D, D), (D, D, N // 8)]
-    assert seconds_of(V5E, shares[0]) == pytest.approx(6 * 2 * N // 8 * D * D / 197e12)
-    assert seconds_of(H100, shares[0]) == pytest.approx(2 * N // 8 * D * D / H100.peak("float32"))
+    assert [share.matrix_dims for share in shares] == [(N // 8, D, D), (D, D, N // 8)]
+    assert matmul_seconds(V5E, shares[0]) == pytest.approx(6 * 2 * N // 8 * D * D / 197e12)
+    assert matmul_seconds(H100, shares[0]) == pytest.approx(2 * N // 8 * D * D / H100.peak("float32"))
 
 
 def test_a_step_is_bound_by_the_longest_of_the_three_parts_that_its_bar_shows():
     busy, waits = (
-        Share(197 * 10**9, 10**6, "bfloat16", weights=10**6),
-        Share(1, (moved := int(1e-3 * V5E.hbm_bandwidth)), "bfloat16", weights=moved),
+        DeviceWork(197 * 10**9, 10**6, "bfloat16", weights=10**6),
+        DeviceWork(1, (moved := int(1e-3 * V5E.hbm_bandwidth)), "bfloat16", weights=moved),
     )
-    rate = axis_bandwidths(V5E, {"data": 8})["data"].bandwidth
+    rate = axis_links(V5E, {"data": 8})["data"].bandwidth
     row = replace(gather(1, int(1.5e-3 * rate * 8 / 7)), kind="all-to-all")
     found = roofline(V5E, {"data": 8}, [busy, waits], [], [row])
     assert found.own > found.exposed > found.waiting
@@ -167,11 +161,11 @@ def test_a_step_is_bound_by_the_longest_of_the_three_parts_that_its_bar_shows():
 
 def test_what_is_not_known_is_not_predicted():
     assert roofline(V5E, {"data": 8}, None, [], []).step is None
-    assert roofline(V5E, {"data": 8}, [Share(1, 1, "float64")], [], []).own is None
-    assert roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16", exact=False)], [], []).own is None
-    odd = roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16")], [], [gather(1, 8, None)])
+    assert roofline(V5E, {"data": 8}, [DeviceWork(1, 1, "float64")], [], []).own is None
+    assert roofline(V5E, {"data": 8}, [DeviceWork(1, 1, "bfloat16", exact=False)], [], []).own is None
+    odd = roofline(V5E, {"data": 8}, [DeviceWork(1, 1, "bfloat16")], [], [gather(1, 8, None)])
     assert (odd.step, odd.bound) == (None, None)
-    assert roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16")], [], None).communication is None
+    assert roofline(V5E, {"data": 8}, [DeviceWork(1, 1, "bfloat16")], [], None).communication is None
 
 
 def linear(w, x):
@@ -230,7 +224,7 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name():
 
 def test_the_share_of_the_peak_is_of_the_useful_flops_alone():
     from jaxshard_magic.analysis.roofline import timing
-    from jaxshard_magic.report import Spread, Timing
+    from jaxshard_magic.report import TimeSpread, Timing
 
     def train_step(w, x):
         loss, grad = jax.value_and_grad(jax.checkpoint(lambda w: jnp.sum(jnp.tanh(x @ w) @ w)))(w)
@@ -239,7 +233,7 @@ def test_the_share_of_the_peak_is_of_the_useful_flops_alone():
     step = jaxshard_magic.shard(train_step, "dp", mesh="data=8")
     entry = step.prepare(jnp.ones((D, D)), jnp.ones((N, D)))
     one = 2 * N * D * D
-    measured = Timing(1.0, 3, 2, Spread(1e-3, 2e-3, 3e-3))
+    measured = Timing(1.0, 3, 2, TimeSpread(1e-3, 2e-3, 3e-3))
     found = roofline(V5E, {"data": 8}, entry.plan.shares, [], [])
     got = timing(measured, entry.plan, found, (), attached=True)
     assert (got.flops, got.recomputed) == (6 * one, one)  # two forward, three backward, the first one again
@@ -266,7 +260,7 @@ def test_a_pipeline_is_predicted_with_the_sums_of_its_gradients():
     sharded.prepare(*args)
     report = sharded.report()
     weights = 2 * width * width * 4  # bytes of a stage
-    links = axis_bandwidths(V5E, {"pipe": 2, "data": 2})["data"].bandwidth
+    links = axis_links(V5E, {"pipe": 2, "data": 2})["data"].bandwidth
     assert report.pipeline is not None and report.timing is not None and links is not None
     stages = max(event.end for event in report.pipeline.events)
     update = 3 * weights / V5E.hbm_bandwidth

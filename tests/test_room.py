@@ -14,24 +14,24 @@ from pathlib import Path
 import pytest
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.notebook.cells import room
-from jaxshard_magic.notebook.cells.room import Memory, Room
+from jaxshard_magic.notebook.cells import memory_guard
+from jaxshard_magic.notebook.cells.memory_guard import MemoryGuard, MemoryState
 
 GIB = 2**30
 
 
-def machine(*, free: float, mine: float, total: float = 24) -> Memory:
-    return Memory(int(free * GIB), int(total * GIB), int(mine * GIB))
+def machine(*, free: float, mine: float, total: float = 24) -> MemoryState:
+    return MemoryState(int(free * GIB), int(total * GIB), int(mine * GIB))
 
 
-def reader(*states: Memory) -> Callable[[], Memory]:
+def reader(*states: MemoryState) -> Callable[[], MemoryState]:
     """One state after another, the last for ever."""
     left = list(states)
     return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
-def guard(*states: Memory, **options) -> Room:
-    return Room(read=reader(*states), every=0.001, **options)
+def guard(*states: MemoryState, **options) -> MemoryGuard:
+    return MemoryGuard(read=reader(*states), every=0.001, **options)
 
 
 def fill(seconds: float = 10) -> None:
@@ -67,7 +67,7 @@ def test_no_except_of_the_cell_keeps_it_alive():
 
 
 def test_it_comes_again_where_code_swallowed_it(monkeypatch):
-    monkeypatch.setattr(room, "AGAIN", 0.01)
+    monkeypatch.setattr(memory_guard, "RETRY_SECONDS", 0.01)
     swallowed = 0
     with pytest.raises(ShardError), guard(machine(free=20, mine=0.5), FULL):
         while True:
@@ -121,7 +121,7 @@ def test_what_stood_for_the_signal_stands_again():
 
 
 def test_cells_that_end_at_that_very_moment_are_never_interrupted_afterwards(monkeypatch):
-    monkeypatch.setattr(room, "AGAIN", 0.0)
+    monkeypatch.setattr(memory_guard, "RETRY_SECONDS", 0.0)
     for n in range(300):
         with contextlib.suppress(ShardError), guard(machine(free=20, mine=0.5), FULL):
             fill(0.0001 * (n % 20))
@@ -159,7 +159,7 @@ def test_this_machine_is_read_as_linux_tells_it():
     except OSError:
         pytest.skip("this machine has no /proc")
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
-    found = room._machine()
+    found = memory_guard._machine()
     assert found.total == kib["MemTotal"] * 1024
     assert found.free == pytest.approx(kib["MemAvailable"] * 1024, rel=0.2)
     assert found.mine == pytest.approx(pages * os.sysconf("SC_PAGE_SIZE"), rel=0.2)
@@ -173,28 +173,28 @@ def container(place, limit: str, used: int, files: int) -> None:
 
 def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path):
     container(tmp_path, str(4 * GIB), used=3 * GIB, files=GIB)
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    monkeypatch.setattr(room, "_machine", lambda: machine(free=20, mine=0.5))
-    assert room.memory() == machine(free=2, mine=0.5, total=4)
+    monkeypatch.setattr(memory_guard, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory_guard, "_machine", lambda: machine(free=20, mine=0.5))
+    assert memory_guard.memory() == machine(free=2, mine=0.5, total=4)
 
 
 def test_a_container_without_a_limit_has_the_machine(monkeypatch, tmp_path):
     container(tmp_path, "max", used=3 * GIB, files=0)
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    monkeypatch.setattr(room, "_machine", lambda: machine(free=20, mine=0.5))
-    assert room.memory() == machine(free=20, mine=0.5)
+    monkeypatch.setattr(memory_guard, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory_guard, "_machine", lambda: machine(free=20, mine=0.5))
+    assert memory_guard.memory() == machine(free=20, mine=0.5)
 
 
 REAL = """
 import numpy as np
-from jaxshard_magic.notebook.cells.room import Memory, Room, memory
+from jaxshard_magic.notebook.cells.memory_guard import MemoryState, MemoryGuard, memory
 from jaxshard_magic.errors import ShardError
 MIB, start, held = 2**20, memory().mine, []
 def pretend():
     now = memory()
-    return Memory(start + 400 * MIB - now.mine, 400 * MIB, now.mine)
+    return MemoryState(start + 400 * MIB - now.mine, 400 * MIB, now.mine)
 try:
-    with Room(read=pretend, least=100 * MIB, grown=50 * MIB):
+    with MemoryGuard(read=pretend, least=100 * MIB, grown=50 * MIB):
         while len(held) < 1000:
             held.append(np.ones(MIB // 2, np.float64))  # 4 MiB
 except ShardError as error:

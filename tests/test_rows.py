@@ -169,11 +169,7 @@ def test_the_nodes_of_one_graph_are_no_examples_that_have_to_divide(edges):
     assert specs(plan, "x") == {"": P(None, None)}
     assert divided(plan, "senders", "weights") == (edges == 160)
     odd = next(f for f in plan.findings if f.code == "rows-odd")
-    assert (
-        "34 rows, which do not divide by data=8" in odd.message
-        and "Of 40 rows" in odd.message
-        and odd.fix is None
-    )
+    assert "34 rows, which do not divide by data=8" in odd.message and "Of 40 rows" in odd.message and odd.fix is None
     same(step, *arguments)
 
 

@@ -14,9 +14,9 @@ from jax.lax import associative_scan  # a name of its own, as models have it
 from positions import ran, same
 
 import jaxshard_magic
-from jaxshard_magic.program.hooks import scans_by
-from jaxshard_magic.program.scans import scan_in_blocks
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.program.blocked_scan import scan_in_blocks
+from jaxshard_magic.program.hooks import hook_associative_scan
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
 
 EXAMPLES, TIME, WIDTH, STATE = 4, 32, 16, 32
 ON = {
@@ -109,7 +109,7 @@ def test_scans_are_seen_under_any_name_and_after_the_trace_as_before():
     def counting(scan):
         return lambda *args: seen.append(args[2:]) or scan(*args)
 
-    with scans_by(counting):
+    with hook_associative_scan(counting):
         jax.make_jaxpr(lambda x: associative_scan(jnp.add, x))(VECTORS)
         jax.make_jaxpr(lambda x: lax.associative_scan(jnp.add, x, reverse=True, axis=1))(VECTORS)
         jax.make_jaxpr(jax.grad(lambda x: lax.cumprod(x).sum()))(VECTORS)
@@ -126,9 +126,7 @@ def block(p, x):
 
 def both_ways(p, x):
     made = (jax.nn.sigmoid(x @ p["gate"]), jnp.tanh(x @ p["up"]))
-    return (
-        x + sum(lax.associative_scan(linear, made, reverse=r, axis=1)[1] for r in (False, True)) @ p["down"]
-    )
+    return x + sum(lax.associative_scan(linear, made, reverse=r, axis=1)[1] for r in (False, True)) @ p["down"]
 
 
 def of_each(p, x):
@@ -187,7 +185,7 @@ def moved(step):
     sent, told = Counter(), Counter()
     for c in step.report().collectives:
         sent[c.kind, c.bytes] += c.count
-    for t in traffic(step.entry.plan.run):
+    for t in planned_collectives(step.entry.plan.run):
         told[t.kind, t.bytes] += t.count
     return sent, told
 

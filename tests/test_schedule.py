@@ -7,8 +7,8 @@ from refusals import refusal
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.schedule import NAMES, Action, Costs, Fused, Schedule, make, parse, simulate
-from jaxshard_magic.schedule.actions import parse_step
-from jaxshard_magic.schedule.simulate import held
+from jaxshard_magic.schedule.actions import parse_entry
+from jaxshard_magic.schedule.simulate import activations_held
 
 SIZES = [(p, m) for p in range(2, 17) for m in (p, p + 1, 2 * p, 5 * p - 1, 8 * p)]
 GROUPS = [(p, k * p, v) for p in (2, 3, 4, 7, 8, 16) for k in (1, 2, 5, 8) for v in (2, 3)]
@@ -19,16 +19,16 @@ GROUPS = [(p, k * p, v) for p in (2, 3, 4, 7, 8, 16) for k in (1, 2, 5, 8) for v
 
 @pytest.mark.parametrize("text", ["0F0", "2I10", "31W512", "7B3"])
 def test_an_action_prints_as_it_is_written(text):
-    assert str(parse_step(text)) == text
+    assert str(parse_entry(text)) == text
 
 
 def test_an_action_is_stage_kind_and_microbatch():
-    assert parse_step("12I7") == Action(stage=12, kind="I", microbatch=7)
-    assert parse_step("2f0") == Action(2, "F", 0)
+    assert parse_entry("12I7") == Action(stage=12, kind="I", microbatch=7)
+    assert parse_entry("2f0") == Action(2, "F", 0)
 
 
 def test_fused_actions_are_joined_by_a_plus():
-    fused = parse_step("2F4+3B1")
+    fused = parse_entry("2F4+3B1")
     assert fused == Fused((Action(2, "F", 4), Action(3, "B", 1)))
     assert str(fused) == "2F4+3B1"
 
@@ -36,7 +36,7 @@ def test_fused_actions_are_joined_by_a_plus():
 @pytest.mark.parametrize("text", ["F0", "2F", "2X0", "2F0+", "-1F0", "2F0.5", "", "2 F 0"])
 def test_what_is_no_action_is_told_with_how_to_write_one(text):
     with pytest.raises(ShardError, match="write stage, kind, microbatch, as in 2F0; kinds are F"):
-        parse_step(text)
+        parse_entry(text)
 
 
 # Text
@@ -314,22 +314,22 @@ def test_no_cost_at_all_has_no_bubble():
 
 def test_activations_are_held_until_the_weight_gradient_is_done():
     row = parse("0F0 0F1 0I0 0I1 0W0 0W1").grid[0]
-    assert held(row, [1.0]) == [1, 2, 2, 2, 2, 1, 0]
+    assert activations_held(row, [1.0]) == [1, 2, 2, 2, 2, 1, 0]
 
 
 def test_the_share_that_a_weight_gradient_needs_is_held_longest():
     row = parse("0F0 0F1 0I0 0I1 0W0 0W1").grid[0]
-    assert held(row, [0.25]) == [1, 2, 2, 1.25, 0.5, 0.25, 0]
-    assert held(row, [0.0]) == [1, 2, 2, 1, 0, 0, 0]
+    assert activations_held(row, [0.25]) == [1, 2, 2, 1.25, 0.5, 0.25, 0]
+    assert activations_held(row, [0.0]) == [1, 2, 2, 1, 0, 0, 0]
 
 
 def test_a_whole_backward_pass_holds_them_while_it_runs():
-    assert held(parse("0F0 0B0 0F1 0B1").grid[0], [0.5]) == [1, 1, 1, 1, 0]
+    assert activations_held(parse("0F0 0B0 0F1 0B1").grid[0], [0.5]) == [1, 1, 1, 1, 0]
 
 
 def test_each_stage_keeps_its_own_share():
     row = parse("0F0 1F0 1I0 0I0 1W0 0W0").grid[0]
-    assert held(row, [0.5, 0.0]) == [1, 2, 2, 1, 0.5, 0.5, 0]
+    assert activations_held(row, [0.5, 0.0]) == [1, 2, 2, 1, 0.5, 0.5, 0]
 
 
 def test_a_peak_in_microbatches_counts_a_chunk_as_its_share():
@@ -350,7 +350,7 @@ def test_fused_actions_start_together_and_end_together():
 
 
 def test_fused_actions_hold_what_both_need():
-    assert held(parse("0F0 0F1+0B0 0B1").grid[0], [1.0]) == [1, 2, 1, 0]
+    assert activations_held(parse("0F0 0F1+0B0 0B1").grid[0], [1.0]) == [1, 2, 1, 0]
 
 
 # Deadlocks

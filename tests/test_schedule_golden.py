@@ -38,6 +38,6 @@ def test_a_file_is_read_as_a_schedule_of_ones_own(path):
     assert parse(text) == generated(text)
 
 
-@pytest.mark.parametrize("name", [name for name, named in NAMES.items() if not named.searches])
+@pytest.mark.parametrize("name", [name for name, named in NAMES.items() if not named.uses_search])
 def test_every_schedule_that_follows_a_rule_has_a_file(name):
     assert any(path.read_text(encoding="utf-8").startswith(f"# {name}: ") for path in FILES)

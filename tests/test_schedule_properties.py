@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.schedule import NAMES, Action, Costs, Schedule, Simulation, make, parse, simulate
-from jaxshard_magic.schedule.actions import parts
+from jaxshard_magic.schedule.actions import entry_actions
 
 SOME = settings(
     max_examples=20,
@@ -36,11 +36,7 @@ def costs(draw, stages: int) -> Costs:
 def schedules(draw, name: str) -> tuple[Schedule, Costs]:
     """One called `name`, at sizes that it has a form for, and costs."""
     p = draw(st.integers(1, 5))
-    m = draw(
-        st.integers(1, 12)
-        | st.integers(1, 4).map(lambda k: k * p)
-        | st.integers(1, 3).map(lambda k: 2 * k * p)
-    )
+    m = draw(st.integers(1, 12) | st.integers(1, 4).map(lambda k: k * p) | st.integers(1, 3).map(lambda k: 2 * k * p))
     v = NAMES[name].chunks or draw(st.integers(1, 3))
     given = draw(costs(p * v))
     try:
@@ -71,7 +67,7 @@ def test_every_schedule_has_a_form_for_common_sizes(name):
 
 @every_name
 def test_every_stage_runs_each_microbatch_forward_and_backward_once(schedule, costs):
-    count = Counter(action for row in schedule.grid for step in row for action in parts(step))
+    count = Counter(action for row in schedule.grid for step in row for action in entry_actions(step))
     assert set(count.values()) == {1}
     stages = schedule.stages * schedule.chunks
     for stage in range(stages):
@@ -89,11 +85,11 @@ def test_it_reads_back_from_its_text(schedule, costs):
 @every_name
 def test_each_action_starts_as_soon_as_its_rank_and_what_it_needs_allow(schedule, costs):
     found = simulate(schedule, costs)
-    ends = {part: event.end for event in found.events for part in parts(event.action)}
+    ends = {part: event.end for event in found.events for part in entry_actions(event.action)}
     free = [0.0] * schedule.stages
     for event in found.events:
-        needed = [ready(schedule, costs, ends, part) for part in parts(event.action)]
-        mates = parts(event.action)
+        needed = [ready(schedule, costs, ends, part) for part in entry_actions(event.action)]
+        mates = entry_actions(event.action)
         outside = [time for times in needed for need, time in times if need not in mates]
         assert event.start == max([free[event.rank], *outside])
         assert event.end == event.start + sum(taken(schedule, costs, part) for part in mates)
@@ -114,10 +110,7 @@ def ready(schedule: Schedule, costs: Costs, ends: dict, action: Action) -> list[
         needs += [action for action in above if action in ends] if stage < stages - 1 else []
     transfer = costs.per_stage(stages).transfer
     ranks = schedule.rank_of
-    return [
-        (need, ends[need] + (transfer[need.stage] if ranks[need.stage] != ranks[stage] else 0))
-        for need in needs
-    ]
+    return [(need, ends[need] + (transfer[need.stage] if ranks[need.stage] != ranks[stage] else 0)) for need in needs]
 
 
 def taken(schedule: Schedule, costs: Costs, action: Action) -> float:
@@ -136,10 +129,10 @@ def test_memory_counted_from_actions_is_memory_replayed_in_time(schedule, costs)
 def replayed(found: Simulation, rank: int) -> float:
     """The most that a rank holds, from when each microbatch of each stage comes and goes."""
     schedule = found.schedule
-    kept = found.costs.per_stage(schedule.stages * schedule.chunks).kept
+    kept = found.costs.per_stage(schedule.stages * schedule.chunks).kept_for_weight_grad
     changes = []
     for event in found.events:
-        for stage, kind, _ in parts(event.action):
+        for stage, kind, _ in entry_actions(event.action):
             if event.rank == rank and kind == "F":
                 changes.append((event.start, 1, 1.0))
             elif event.rank == rank:
@@ -153,7 +146,7 @@ def replayed(found: Simulation, rank: int) -> float:
     return most
 
 
-@pytest.mark.parametrize("name", [name for name, named in NAMES.items() if named.searches])
+@pytest.mark.parametrize("name", [name for name, named in NAMES.items() if named.uses_search])
 @SOME
 @given(data=st.data())
 def test_a_memory_limit_is_kept_or_refused_with_the_smallest_that_can_be(name, data):
@@ -171,7 +164,7 @@ def test_a_memory_limit_is_kept_or_refused_with_the_smallest_that_can_be(name, d
 def test_work_and_idle_time_are_the_whole_of_it(schedule, costs):
     found = simulate(schedule, costs)
     for rank, row in enumerate(schedule.grid):
-        work = sum(taken(schedule, costs, part) for step in row for part in parts(step))
+        work = sum(taken(schedule, costs, part) for step in row for part in entry_actions(step))
         assert found.idle[rank] == found.makespan - work
     assert found.bubble == pytest.approx(sum(found.idle) / (schedule.stages * found.makespan))
     assert 0 <= found.steady_bubble <= found.bubble + 1e-12 and found.span <= found.makespan

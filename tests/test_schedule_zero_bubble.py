@@ -15,9 +15,7 @@ SIZES = [(p, m) for p in range(2, 17) for m in sorted({p, p + 1, 3 * p - 1, 8 * 
 def run(
     name: str, stages: int, microbatches: int, costs: Costs | None = None, limit: float | None = None
 ) -> Simulation:
-    return simulate(
-        make(name, stages=stages, microbatches=microbatches, costs=costs, memory_limit=limit), costs
-    )
+    return simulate(make(name, stages=stages, microbatches=microbatches, costs=costs, memory_limit=limit), costs)
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
@@ -43,9 +41,7 @@ def test_zb_h2_never_waits_from_2p_less_1_microbatches_on(p, m):
     assert max(found.peak_activations) == min(2 * p - 1, m)
     if m >= 2 * p - 1:
         assert found.steady_bubble == 0
-        assert [ends[-1] - starts[0] for starts, ends in zip(found.starts, found.ends, strict=True)] == [
-            3 * m
-        ] * p
+        assert [ends[-1] - starts[0] for starts, ends in zip(found.starts, found.ends, strict=True)] == [3 * m] * p
 
 
 @pytest.mark.parametrize(("forward", "input_grad", "weight_grad"), [(1, 1, 0.5), (2, 2.5, 1.5), (1, 1.25, 1)])
@@ -62,9 +58,7 @@ def test_the_bubbles_are_those_of_table_2(p, forward, input_grad, weight_grad):
 def test_each_rank_holds_what_section_2_3_says(kept):
     p, costs = 6, Costs(kept_for_weight_grad=kept)
     assert run("zb-h1", p, 24, costs).peak_activations == tuple(p - s + s * kept for s in range(p))
-    assert run("zb-h2", p, 24, costs).peak_activations == tuple(
-        2 * (p - s) - 1 + 2 * s * kept for s in range(p)
-    )
+    assert run("zb-h2", p, 24, costs).peak_activations == tuple(2 * (p - s) - 1 + 2 * s * kept for s in range(p))
 
 
 @pytest.mark.parametrize("p", [2, 3, 8, 16])
@@ -155,9 +149,7 @@ def test_actions_that_take_no_time_are_no_trouble(free):
 
 @pytest.mark.parametrize("limit", [0.5, 0, -3, -math.inf])
 def test_a_limit_below_one_microbatch_is_refused_with_the_smallest_that_goes(limit):
-    with pytest.raises(
-        ShardError, match=f"zero-bubble: .*none is within {limit:g}; use memory_limit=1 or more"
-    ):
+    with pytest.raises(ShardError, match=f"zero-bubble: .*none is within {limit:g}; use memory_limit=1 or more"):
         make("zero-bubble", stages=4, microbatches=8, memory_limit=limit)
 
 
@@ -200,8 +192,7 @@ def smallest_span(p: int, m: int, costs: Costs, limit: float, known: float) -> f
                         after.setdefault(counts, set()).add(there)
         states = {ran: undominated(found) for ran, found in after.items()}
     return min(
-        max(rank[0] - start for rank, start in zip(state, starts, strict=True))
-        for state in states[((m,) * 3,) * p]
+        max(rank[0] - start for rank, start in zip(state, starts, strict=True)) for state in states[((m,) * 3,) * p]
     )
 
 
@@ -210,7 +201,7 @@ def step(own, m: int, limit: float, ran: tuple, here: tuple, s: int, kind: int) 
     (forward, input_grad, weight_grad), (clock, inputs, gradients) = ran[s], here[s]
     ranks, last = [list(rank) for rank in here], len(here) - 1
     if kind == 0:
-        holds = forward - input_grad + own.kept[s] * (input_grad - weight_grad) + 1
+        holds = forward - input_grad + own.kept_for_weight_grad[s] * (input_grad - weight_grad) + 1
         if forward == m or holds > limit + 1e-9 or (s and not inputs):
             return None
         clock = max(clock, inputs[0] if s else 0.0) + own.forward[s]

@@ -19,7 +19,7 @@ from thinned import thinned
 
 from jaxshard_magic import schedule
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report.sent import THEMES, Pictured, Sendable
+from jaxshard_magic.report.exports import THEMES, Exportable, HasPictures
 from jaxshard_magic.views import words
 from jaxshard_magic.views.colours import DARK, LIGHT
 from jaxshard_magic.views.format import SPACE
@@ -52,7 +52,7 @@ def made(group: str, name: str) -> Any:
     return GROUPS[group][name]()
 
 
-def compared() -> schedule.Comparison:
+def compared() -> schedule.ScheduleComparison:
     return schedule.compare("gpipe,1f1b,zb-h1", stages=4, microbatches=8)
 
 
@@ -97,7 +97,7 @@ def test_a_page_with_the_widget_has_the_page_without_it_as_well(tmp_path: Path):
 
 @pytest.mark.parametrize(("group", "name"), EVERY)
 def test_every_picture_is_an_svg_of_its_own_in_the_colours_of_its_theme(group: str, name: str):
-    shown: Pictured = made(group, name)
+    shown: HasPictures = made(group, name)
     for picture in shown._pictures():
         light, dark = (shown.drawn(picture, theme) for theme in THEMES)
         assert ElementTree.fromstring(light).get("viewBox")
@@ -156,7 +156,12 @@ def test_the_name_of_the_file_says_which_picture_unless_it_is_said(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_a_picture_that_is_not_there_is_one_line(
-    shown: Callable[[], Pictured], path: str, picture: str | None, said: str, tmp_path: Path, monkeypatch: Any
+    shown: Callable[[], HasPictures],
+    path: str,
+    picture: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: Any,
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShardError) as error:
@@ -167,9 +172,7 @@ def test_a_picture_that_is_not_there_is_one_line(
 
 def test_a_theme_that_is_none_is_one_line():
     wrong: Any = "drak"
-    with pytest.raises(
-        ShardError, match=r"^no theme 'drak'. Did you mean 'dark'\? The themes are light, dark$"
-    ):
+    with pytest.raises(ShardError, match=r"^no theme 'drak'. Did you mean 'dark'\? The themes are light, dark$"):
         attached().drawn("layout", wrong)
 
 
@@ -224,7 +227,7 @@ class Opened:
         self.browser, self.folder = browser, folder
         self.contexts, self.wrong = list["BrowserContext"](), list[str]()
 
-    def __call__(self, shown: Sendable, theme: Any = "light", width: int = 900, **context: Any) -> "Page":
+    def __call__(self, shown: Exportable, theme: Any = "light", width: int = 900, **context: Any) -> "Page":
         path = shown.to_html(self.folder / "page.html", interactive=True)
         opened = self.browser.new_context(
             color_scheme=theme, viewport={"width": width, "height": 800}, offline=True, **context

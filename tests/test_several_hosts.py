@@ -91,9 +91,7 @@ def test_a_step_on_several_hosts_has_the_numbers_and_the_moves_of_one(
         assert one["left"] == [None] * len(one["left"]), "one host has no others"
         for (kind, over, whole, sent), left in zip(first["moved"], first["left"], strict=True):
             groups, members = LEAVE[hosts, axes].get(" ".join(over), (1, 8 // hosts))
-            size = prod(
-                int(part.partition("=")[2]) for part in axes.split() if part.partition("=")[0] in over
-            )
+            size = prod(int(part.partition("=")[2]) for part in axes.split() if part.partition("=")[0] in over)
             parts = members * (size - members) / size * whole
             assert left == pytest.approx(groups * (parts if kind == "all-to-all" else sent), abs=8), (
                 case,
@@ -141,9 +139,7 @@ def test_equal_rows_that_count_for_each_host_are_a_warning(data: list[dict[str, 
 def test_a_mesh_takes_as_many_devices_of_each_host_and_no_pipeline(data: list[dict[str, Any]]):
     assert "takes as many of each" in data[9]["error"]
     for piped in data[10:12]:
-        assert piped["error"].startswith("pp on 2 hosts: "), (
-            "and no other mesh is advised, which would be refused"
-        )
+        assert piped["error"].startswith("pp on 2 hosts: "), "and no other mesh is advised, which would be refused"
 
 
 def test_comparing_and_choosing_end_alike_on_all_hosts():

@@ -13,12 +13,12 @@ from jax import lax
 from jax.extend.core import primitives
 from jaxlib.mlir import passmanager
 
+from jaxshard_magic.program.blocked_scan import divide_blocks_p, gather_blocks_p
 from jaxshard_magic.program.ir import Equation, Program
 from jaxshard_magic.program.primitives import bind, sharding_rules
 from jaxshard_magic.program.primitives.primitive import Kind
 from jaxshard_magic.program.primitives.sharding_rules import Role
 from jaxshard_magic.program.primitives.table import TABLE
-from jaxshard_magic.program.scans import divide_blocks_p, gather_blocks_p
 from jaxshard_magic.program.shardy import has_passes
 
 RANDOM = np.random.default_rng(0)
@@ -195,7 +195,7 @@ INSTANCES: dict[str, Callable[[], Instance]] = {
     "scatter-mul": scattered(lax.scatter_mul, SCATTERED),
     "scatter-min": scattered(lax.scatter_min, SCATTERED),
     "scatter-max": scattered(lax.scatter_max, SCATTERED),
-    **{name: reduce_of(name) for name in TABLE if name.startswith("reduce_") and TABLE[name].reduces},
+    **{name: reduce_of(name) for name in TABLE if name.startswith("reduce_") and TABLE[name].is_combinable},
     "argmax": place_of(primitives.argmax_p),
     "argmin": place_of(primitives.argmin_p),
     "reduce": two_reduced,
@@ -233,8 +233,10 @@ UNTRACED = {
     "symmetric_product", "tridiagonal", "tridiagonal_solve",
 }  # fmt: skip
 KNOWING = {
-    sharding_rules.elementwise, sharding_rules.each, sharding_rules.beside, sharding_rules.cut, sharding_rules.running,
-    sharding_rules.matrices, sharding_rules.stack, sharding_rules.unstack, sharding_rules.shape, sharding_rules.product,
+    sharding_rules.elementwise, sharding_rules.pass_through, sharding_rules.along_axis, sharding_rules.slice_like,
+    sharding_rules.cumulative,
+    sharding_rules.matrices, sharding_rules.stack, sharding_rules.unstack, sharding_rules.shape_change,
+    sharding_rules.product,
     sharding_rules.reduction, sharding_rules.gather, sharding_rules.scatter,
 }  # fmt: skip
 PARAMS = {
@@ -277,12 +279,12 @@ def equation(name: str, instance: Instance) -> Equation:
 def operands_of(e: Equation, given: Sequence) -> list:
     """The operands of an equation: those given, as far as they have its shapes, and its literals."""
     given = list(given)
-    return [x.val if hasattr(x, "val") else given.pop(0).astype(x.aval.dtype) for x in e.eqn.invars]
+    return [x.val if hasattr(x, "val") else given.pop(0).astype(x.aval.dtype) for x in e.jaxpr_eqn.invars]
 
 
 def wrong(e: Equation, operands: list) -> str | None:
     """The first shared dimension, of which it is said that its places may be permuted, that makes other results so."""
-    plain = bind(e.eqn, operands)
+    plain = bind(e.jaxpr_eqn, operands)
     for shared in e.sharding_rule.shared:
         if shared.role is Role.LINKED:
             continue
@@ -292,11 +294,9 @@ def wrong(e: Equation, operands: list) -> str | None:
         def moved(slot: int, x, shared=shared, order=order):
             return np.take(np.asarray(x), order, shared.dims[slot]) if slot in shared.dims else x
 
-        results = bind(e.eqn, [jnp.asarray(moved(k, x)) for k, x in enumerate(operands)])
+        results = bind(e.jaxpr_eqn, [jnp.asarray(moved(k, x)) for k, x in enumerate(operands)])
         for k, (x, y) in enumerate(zip(plain, results, strict=True)):
-            if not np.allclose(
-                moved(len(operands) + k, np.asarray(x)), y, rtol=1e-4, atol=1e-5, equal_nan=True
-            ):
+            if not np.allclose(moved(len(operands) + k, np.asarray(x)), y, rtol=1e-4, atol=1e-5, equal_nan=True):
                 return f"{e.name}: {shared}"
     return None
 
@@ -322,7 +322,7 @@ def test_elementwise_primitives_work_number_by_number(name):
     run, given = elementwise(name)
     e = equation(name, (run, given))
     assert wrong(e, operands_of(e, given)) is None
-    assert any(s.role is Role.PASSED for s in e.sharding_rule.shared)
+    assert any(s.role is Role.PASSED_THROUGH for s in e.sharding_rule.shared)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_elementwise_primitives_work_number_by_number(name):
     ],
 )
 def test_a_rule_that_says_too_much_is_found_out(name, rule, monkeypatch):
-    row = replace(TABLE[name], sharding_rule=getattr(sharding_rules, rule), inner=0)
+    row = replace(TABLE[name], sharding_rule=getattr(sharding_rules, rule), matrix_dims=0)
     monkeypatch.setitem(TABLE, name, row)
     found = []
     for _ in range(8):
@@ -346,9 +346,9 @@ def test_a_rule_that_says_too_much_is_found_out(name, rule, monkeypatch):
     assert any(found)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.running is not None])
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.block_combiner is not None])
 def test_blocks_of_a_running_reduction_are_combined_by_the_last_result_before_them(name):
-    combine, x = TABLE[name].running, numbers(3, 8, 2)
+    combine, x = TABLE[name].block_combiner, numbers(3, 8, 2)
     run = lambda x: OF_JAX[name].bind(x, axis=1, reverse=False)  # noqa: E731
     first, second = run(x[:, :5]), run(x[:, 5:])
     assert combine is not None

@@ -17,7 +17,7 @@ from sample_reports import attached, hostile
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.interactive import MIME, document_of
+from jaxshard_magic.views.widget_page import MIME, rebuild_document
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -132,17 +132,14 @@ def test_a_notebook_for_a_book_keeps_what_draws_the_widget(kernel, made):
     assert set(output) == {"text/plain", "text/html", MIME}
     assert output["text/html"] == report.to_html() and "<script" not in output["text/html"]
     kept = json.loads(json.dumps(output[MIME]))
-    assert 'id="jsm-page"' in document_of("report", output["text/html"], kept["views"])
+    assert 'id="jsm-page"' in rebuild_document("report", output["text/html"], kept["views"])
 
 
 def test_a_variable_with_a_typo_is_told_and_the_report_shown(bare_shell, monkeypatch):
     monkeypatch.setenv("JAXSHARD_VIEW", "htm")
     found = shown(bare_shell, attached())
     assert ["text/html" in output for output in found.outputs] == [True]
-    assert (
-        "no view 'htm'. Did you mean 'html'? The views are auto, widget, html, page, data, text"
-        in found.printed
-    )
+    assert "no view 'htm'. Did you mean 'html'? The views are auto, widget, html, page, data, text" in found.printed
 
 
 def test_unloading_takes_the_choice_out_again(kernel):

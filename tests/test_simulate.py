@@ -223,8 +223,7 @@ def test_when_an_array_cannot_be_read_nothing_changes():
         use("data=8", user)
     np.asarray = read
     assert str(caught.value) == (
-        "an array, int32[4], cannot be read, so nothing was moved (INTERNAL: it went wrong). "
-        "Delete it or make it again"
+        "an array, int32[4], cannot be read, so nothing was moved (INTERNAL: it went wrong). Delete it or make it again"
     )
     assert jax.devices() == devices
     assert all(user[k] is before[k] for k in before)

@@ -10,7 +10,7 @@ import pytest
 import jaxshard_magic
 from jaxshard_magic.program.flow import Flow
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.solver import origin, solve
+from jaxshard_magic.program.solver import fact_origin, solve
 
 README = Path(jaxshard_magic.__file__).parent / "program" / "README.md"
 
@@ -58,9 +58,7 @@ def test_a_carry_is_what_all_trips_leave_in_it(domain):
 
 def test_what_one_carry_brings_into_another_takes_a_trip_each(domain):
     def shifted(a, b, c, d):
-        return jax.lax.fori_loop(
-            0, 9, lambda _, carry: (carry[1], carry[2], carry[3], carry[3]), (a, b, c, d)
-        )
+        return jax.lax.fori_loop(0, 9, lambda _, carry: (carry[1], carry[2], carry[3], carry[3]), (a, b, c, d))
 
     assert results(domain, shifted, X, X, X, X, known={0, 1, 2}) == [False] * 4
     assert results(domain, shifted, X, X, X, X, known={0, 1, 2, 3}) == [True] * 4
@@ -111,6 +109,6 @@ def test_what_stands_in_the_way_is_the_equation_that_lost_it(domain):
     program, facts = solved(domain, step, X)
     (output,) = program.outputs
     assert facts[output] is False
-    found = origin(Flow(program), facts, output)
+    found = fact_origin(Flow(program), facts, output)
     assert found is not None and found.name == "sub"
-    assert origin(Flow(program), facts, program.inputs[0]) is None
+    assert fact_origin(Flow(program), facts, program.inputs[0]) is None

@@ -66,9 +66,7 @@ def test_divided_positions_give_the_plain_numbers(ran, form, on):
 def test_attention_of_every_library_gives_the_plain_numbers(name):
     step = zoo.STEPS[name]
     call, plain = step.make(), step.make()
-    got = jaxshard_magic.shard(call.fn, "sp", mesh=jaxshard_magic.mesh("data=2 seq=4"))(
-        *call.args, **call.kwargs
-    )
+    got = jaxshard_magic.shard(call.fn, "sp", mesh=jaxshard_magic.mesh("data=2 seq=4"))(*call.args, **call.kwargs)
     assert_same(step, zoo.numbers(call, got), zoo.numbers(plain, plain.run()))
 
 

@@ -14,7 +14,7 @@ from jaxshard_magic.config.request import make_request
 from jaxshard_magic.config.strategy_text import jobs_of, parse_strategy, part_axes
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.trace import trace
-from jaxshard_magic.strategies import plan, understand
+from jaxshard_magic.strategies import find_facts, plan
 
 WIDE, WORDS = 32, 64
 
@@ -76,7 +76,7 @@ def planned(step, params, batch, strategy="sp", axes="data=2 seq=4", **options):
 
     traced = trace(flat, [x for _, x in paths], [path for path, _ in paths])
     request = make_request(strategy, jaxshard_magic.mesh(axes), **options)
-    return plan(understand(traced, request), request)
+    return plan(find_facts(traced, request), request)
 
 
 def leaf(plan, path):
@@ -88,7 +88,7 @@ def held(plan, shape):
     closed = jax.make_jaxpr(plan.run)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plan.leaves))
     program = Program(closed)
     pins = (e for e in program.equations if e.name == "sharding_constraint")
-    return [e.params["sharding"].spec for e in pins if program.shapes[e.outs[0]] == shape]
+    return [e.params["sharding"].spec for e in pins if program.shapes[e.results[0]] == shape]
 
 
 def numbers(step, params, batch, strategy="sp", axes="data=2 seq=4"):
@@ -105,8 +105,8 @@ def test_positions_of_data_are_found_and_said():
     found = planned(step_of(frames), weights(), batch)
     assert leaf(found, "batch.x").spec == P("data", "seq", None)
     assert leaf(found, "batch.mask").spec == P("data", "seq")
-    assert leaf(found, "batch.x").why == "examples: dim 0 over data; positions: dim 1 over seq"
-    assert "a copy on every device" in leaf(found, "params.up").why
+    assert leaf(found, "batch.x").reason == "examples: dim 0 over data; positions: dim 1 over seq"
+    assert "a copy on every device" in leaf(found, "params.up").reason
     assert found.idle_axes == ()
 
 
@@ -125,7 +125,7 @@ def test_a_table_of_learned_positions_is_no_weight():
 def test_tokens_of_one_more_than_the_model_sees_are_whole_and_its_activations_divided():
     found = planned(step_of(loss), weights(), tokens(8, 17))
     assert leaf(found, "batch").spec == P("data", None)
-    assert leaf(found, "batch").why == "examples: dim 0 over data; positions: 17 do not divide by seq"
+    assert leaf(found, "batch").reason == "examples: dim 0 over data; positions: 17 do not divide by seq"
     assert P("data", "seq", None) in held(found, (8, 16, WIDE))
     assert not found.findings
 
@@ -154,9 +154,7 @@ def test_of_an_encoder_and_a_decoder_both_sequences_are_divided():
 
 def test_patches_of_an_image_are_positions():
     def classify(p, images):
-        x = lax.conv_general_dilated(
-            images, p["patch"], (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        x = lax.conv_general_dilated(images, p["patch"], (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         return (layer(p, x.reshape(len(x), -1, WIDE)).mean(1) @ p["head"]).mean()
 
     images = jax.random.normal(jax.random.key(2), (8, 16, 16, 3))
@@ -179,7 +177,7 @@ def test_a_dimension_that_the_user_names_is_taken():
     found = planned(step_of(features), weights(), jnp.ones((8, WIDE)), specs=specs)
     assert leaf(found, "batch").spec == P("data", "seq")
     found = planned(step_of(loss), weights(), tokens(8, 16), specs=specs)
-    assert leaf(found, "batch").why == "given batch=P('data', 'seq')"
+    assert leaf(found, "batch").reason == "given batch=P('data', 'seq')"
 
 
 def test_microbatches_in_a_loop_keep_their_positions_divided():
@@ -252,9 +250,7 @@ def test_a_step_without_positions_is_refused_with_the_spec_that_would_name_them(
 
 
 def test_a_step_that_reads_no_batch_is_told_so():
-    said = refusal(
-        planned, step_of(lambda p, x: jnp.tanh(p["w"]).mean()), drawn(w=(WIDE, WIDE)), jnp.ones((8, WIDE))
-    )
+    said = refusal(planned, step_of(lambda p, x: jnp.tanh(p["w"]).mean()), drawn(w=(WIDE, WIDE)), jnp.ones((8, WIDE)))
     assert "no input of this step is a batch" in said
 
 

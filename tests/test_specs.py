@@ -144,8 +144,7 @@ def test_a_spec_that_fits_its_array_passes(spec, shape):
         (
             P("data", None, None),
             (32, 64),
-            "w: P('data', None, None) has 3 entries, the array has 2 dimensions (32, 64). "
-            "Write P('data', None)",
+            "w: P('data', None, None) has 3 entries, the array has 2 dimensions (32, 64). Write P('data', None)",
         ),
         (
             P(P.UNCONSTRAINED),
@@ -197,8 +196,7 @@ def test_a_rule_that_matches_nothing_names_the_nearest_path():
     check_rules(RULES, paths)
     message = refusal(check_rules, [("Dense0.kernel$", P("model"))], paths)
     assert message == (
-        "rule Dense0.kernel$=P('model') matches no leaf; the nearest is params.Dense_0.kernel. "
-        "Use a part of its path"
+        "rule Dense0.kernel$=P('model') matches no leaf; the nearest is params.Dense_0.kernel. Use a part of its path"
     )
 
 

@@ -275,7 +275,7 @@ def test_repeat_times_the_step_and_updates_nothing(fn):
     step(*args, BATCH)
     before = numbers(*args) if fn is not descend else None
     step.repeat(3)
-    assert len(step.entry.clock.copies) == 3 and step.calls == 1
+    assert len(step.entry.clock.repeated_s) == 3 and step.calls == 1
     if before:
         same(numbers(*args), before)
         step(*args, BATCH)

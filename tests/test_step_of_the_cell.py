@@ -72,10 +72,7 @@ def test_another_magic_below_the_line_is_one_line_and_above_it_is_none(given, ca
     before = given["train_step"]
     name = magic.split()[0]
     said = one_line(given, capsys, f"%%shard dp --step train_step\n\n{magic}" + STEP + LOOP)
-    assert (
-        said.startswith(f"{name} below %%shard takes the rest of the cell as text")
-        and f"write {name} above" in said
-    )
+    assert said.startswith(f"{name} below %%shard takes the rest of the cell as text") and f"write {name} above" in said
     assert given["train_step"] is before
     if name != "%%timeit":
         given.run(f"{magic}\n%%shard dp" + STEP + LOOP)
@@ -101,9 +98,7 @@ def test_a_step_that_can_not_be_sharded_is_plain_again(given):
 
 
 def test_a_step_that_a_function_of_the_cell_binds_as_global_is_the_cells(given):
-    given.run(
-        "%%shard dp\ndef make():\n    global train_step\n" + textwrap.indent(STEP, "    ") + "make()" + LOOP
-    )
+    given.run("%%shard dp\ndef make():\n    global train_step\n" + textwrap.indent(STEP, "    ") + "make()" + LOOP)
     assert isinstance(given["train_step"], ShardedStep) and given["train_step"].calls == 3
 
 
@@ -115,7 +110,5 @@ class Trainer:
     def setup(self):{made}
 trainer = Trainer()
 """)
-    said = one_line(
-        given, capsys, "%%shard dp\ntrainer.setup()" + LOOP.replace("train_step", "trainer.train_step")
-    )
+    said = one_line(given, capsys, "%%shard dp\ntrainer.setup()" + LOOP.replace("train_step", "trainer.train_step"))
     assert "train_step is bound inside Trainer" in said

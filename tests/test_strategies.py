@@ -86,8 +86,8 @@ def test_attention_and_mlp_are_column_then_row_parallel():
     block = "state.params.blocks.block0."
     assert [leaf(plan, block + n).spec for n in ("q", "k", "v", "up")] == [P(None, "model")] * 4
     assert [leaf(plan, block + n).spec for n in ("out", "down")] == [P("model", None)] * 2
-    assert "column parallel" in leaf(plan, block + "q").why
-    assert "row parallel" in leaf(plan, block + "out").why
+    assert "column parallel" in leaf(plan, block + "q").reason
+    assert "row parallel" in leaf(plan, block + "out").reason
 
 
 def test_the_embedding_and_the_head_are_cut_along_the_vocabulary():
@@ -133,7 +133,7 @@ def test_tiny_leaves_stay_whole_and_say_so():
     plan = planned(steps.transformer(), "fsdp", "data=8")
     norm = leaf(plan, "state.params.blocks.block0.norm0")
     assert not any(norm.spec)
-    assert "small" in norm.why
+    assert "small" in norm.reason
 
 
 def test_what_is_small_is_judged_by_the_layer_that_a_loop_gathers():
@@ -152,7 +152,7 @@ def test_what_is_small_is_judged_by_the_layer_that_a_loop_gathers():
     args = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
     sharded = jaxshard_magic.shard(step, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
     plan = sharded.planned(args, jax.ShapeDtypeStruct((16, width), jnp.float32)).plan
-    assert not any(leaf(plan, "params.scale").spec) and "small" in leaf(plan, "params.scale").why
+    assert not any(leaf(plan, "params.scale").spec) and "small" in leaf(plan, "params.scale").reason
     assert leaf(plan, "params.square").spec == P(None, "data", None)
 
 
@@ -160,7 +160,7 @@ def test_a_rule_beats_inference_and_moments_follow_it():
     plan = planned(steps.mlp(), "fsdp", "data=8", rules={"params.*up": "P(None, 'data')"})
     assert leaf(plan, "state.params.block0.up").spec == P(None, "data")
     assert leaf(plan, "state.momentum.block0.up").spec == P(None, "data")
-    assert "rule" in leaf(plan, "state.params.block0.up").why
+    assert "rule" in leaf(plan, "state.params.block0.up").reason
 
 
 @pytest.mark.ci
@@ -211,7 +211,7 @@ def test_fsdp_divides_nothing_over_replicas(strategy, mesh, over):
     assert axes - {"model"} == {over}
     assert {"replica", "data"} & axes == {over} & {"replica", "data"}
     if "dp" in strategy.split("+"):
-        assert "dp: a copy on every device of replica; fsdp" in up.why
+        assert "dp: a copy on every device of replica; fsdp" in up.reason
     assert "replica" in plan.batch_axes
 
 
@@ -254,7 +254,7 @@ def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
     call = steps._call(lambda p, b: jnp.mean((b @ p["w"]) ** 2), state["params"], jnp.ones((16, 33)))
     w = leaf(planned(call, "fsdp", "data=8"), "state.params.w")
     held = 33 * 513 * 4
-    assert (w.wanted, w.lost) == (("data",), held - held // 8)
+    assert (w.unsharded_axes, w.replicated_bytes) == (("data",), held - held // 8)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_several_parts_cannot_cut_is_counted_once(strategy, shape, wanted, 
     )
     mid = leaf(planned(call, strategy, "data=4 model=2"), "state.params.mid")
     held, size = 127 * shape[1] * 4 // cut, prod({"data": 4, "model": 2}[axis] for axis in wanted)
-    assert ({*mid.wanted}, mid.lost) == ({*wanted}, held - held // size)
+    assert ({*mid.unsharded_axes}, mid.replicated_bytes) == ({*wanted}, held - held // size)
 
 
 @pytest.mark.parametrize(
@@ -353,10 +353,7 @@ def test_parameters_that_come_back_changed_are_refused_by_name():
         return new, loss
 
     says = refusal(planned, call._replace(step=step), "fsdp", "data=8")
-    assert (
-        "state.params.block0.up goes into the step as float32[128,512] and comes back as bfloat16[128,512]"
-        in says
-    )
+    assert "state.params.block0.up goes into the step as float32[128,512] and comes back as bfloat16[128,512]" in says
 
 
 def test_a_fused_weight_whose_product_is_split_is_told_to_move_activations():

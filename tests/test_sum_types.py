@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.analysis.alternatives import alternatives
+from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.errors import ShardError
 
 WIDTH, EXAMPLES, DEVICES = 128, 64, 8
@@ -100,7 +100,7 @@ def test_a_tpu_sends_four_bytes_a_number_or_two_where_asked(options, item, tmp_p
 def test_the_report_shows_the_step_without_it():
     step = jaxshard_magic.shard(train_step, "dp", mesh=f"data={DEVICES}", reduce_dtype="bf16")
     step(*arguments())
-    assert [a.change for a in alternatives(step, 600)] == ["", "without --reduce-dtype bf16"]
+    assert [a.change for a in compile_alternatives(step, 600)] == ["", "without --reduce-dtype bf16"]
 
 
 def test_an_unknown_type_is_refused_with_the_nearest():

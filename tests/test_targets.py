@@ -22,7 +22,7 @@ from refusals import refusal
 import jaxshard_magic
 from jaxshard_magic import targets
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.packages import install
+from jaxshard_magic.packages import install_command
 from jaxshard_magic.targets import Target, compiler_of, devices, gpu, tpu
 from jaxshard_magic.targets.compiler import Compiler
 
@@ -190,13 +190,13 @@ def test_a_compiler_that_is_killed_is_told_in_one_line():
 def test_an_idle_compiler_ends_and_the_next_job_starts_another():
     target = Target(chip("v5e"), (2, 4))
     compiler = Compiler(target.environment(), idle_s=0.2)
-    compiler.ready(target.topology())
+    compiler.preload(target.topology())
     first = compiler.pid
     until = time.monotonic() + 60
     while compiler.pid is not None and time.monotonic() < until:
         time.sleep(0.05)
     assert compiler.pid is None
-    compiler.ready(target.topology())
+    compiler.preload(target.topology())
     assert compiler.pid not in (None, first)
     compiler.stop()
     assert compiler.pid is None
@@ -207,9 +207,7 @@ F0101 00:00:00.000000 1 pass.cc:7] Check failed: n < 8
 *** Check failure stack trace: ***
     @     0x7f9650140634  absl::SendToLog()
 """
-SMALLER = (
-    ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
-)
+SMALLER = ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
 
 
 @pytest.mark.parametrize(
@@ -262,23 +260,19 @@ def without(monkeypatch):
 
 def test_without_libtpu_the_line_that_installs_it_is_told(without):
     without(libtpu=None)
-    line = install("tpu", f"jax=={jax.__version__}")
-    assert refusal(lambda: jaxshard_magic.mesh(MESH)) == (
-        f"no TPU compiler: libtpu is not installed. Run {line}"
-    )
+    line = install_command("tpu", f"jax=={jax.__version__}")
+    assert refusal(lambda: jaxshard_magic.mesh(MESH)) == (f"no TPU compiler: libtpu is not installed. Run {line}")
 
 
 def test_a_libtpu_that_does_not_pair_with_jax_is_named(without):
     without(libtpu="0.0.1")
-    asked = tpu.companions()["libtpu"]
+    asked = tpu.jax_requirements()["libtpu"]
     message = refusal(lambda: jaxshard_magic.mesh(MESH))
     assert f"libtpu 0.0.1 does not pair with jax {jax.__version__}, which needs libtpu{asked}." in message
-    assert message.endswith(f"Run {install('tpu', f'jax=={jax.__version__}')}")
+    assert message.endswith(f"Run {install_command('tpu', f'jax=={jax.__version__}')}")
 
 
-@pytest.mark.parametrize(
-    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
-)
+@pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")])
 def test_other_systems_are_told_what_has_a_compiler(monkeypatch, without, system, machine):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -319,9 +313,7 @@ def test_an_attached_tpu_starts_first_and_under_its_own_variables(monkeypatch, w
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
     monkeypatch.setattr(tpu, "attached", lambda: True)
     monkeypatch.setattr(jax, "devices", lambda: seen.append("attached"))
-    monkeypatch.setattr(
-        targets, "load", lambda topology: seen.append(os.environ.get("TPU_SKIP_MDS_QUERY")) or found
-    )
+    monkeypatch.setattr(targets, "load", lambda topology: seen.append(os.environ.get("TPU_SKIP_MDS_QUERY")) or found)
     assert devices(slice_) == found
     assert seen == ["attached", None]
 

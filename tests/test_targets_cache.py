@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from apart import MESH, Shape, built, folder, sharded, started
 
-from jaxshard_magic.targets import Built, cache
+from jaxshard_magic.targets import CompileResult, cache
 
 compiling = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 __all__ = ["folder", "started"]
@@ -72,7 +72,7 @@ def test_a_damaged_cache_costs_one_compile_and_is_whole_again(started, folder):
 
 @pytest.mark.parametrize("damage", [overwritten, truncated, removed])
 def test_what_is_damaged_is_not_there_and_can_be_kept_again(folder, damage):
-    large = Built(text="HloModule", proto=np.random.default_rng(0).bytes(100_000), log=("slow",))
+    large = CompileResult(text="HloModule", proto=np.random.default_rng(0).bytes(100_000), log=("slow",))
     for happens, found in ((nothing, large), (damage, None)):
         cache.put("key", large)
         happens(folder)
@@ -97,7 +97,7 @@ def test_what_is_no_json_of_ours_is_not_there_and_nothing_of_it_runs(folder, tmp
     ran.unlink()
     for found in (pickled, b"[1, 2]", b'{"text": "HloModule"}', b"[" * 100_000, b'{"stats": 5}', b"\xff"):
         for data in (found, zlib.compress(found)):
-            cache.put("key", Built(text="HloModule"))
+            cache.put("key", CompileResult(text="HloModule"))
             overwritten(folder, data)
             assert cache.get("key") is None
     assert not ran.exists()
@@ -105,10 +105,10 @@ def test_what_is_no_json_of_ours_is_not_there_and_nothing_of_it_runs(folder, tmp
 
 @pytest.mark.skipif(sys.platform == "win32", reason="rights are kept in another way")
 def test_nobody_else_reads_the_cache_nor_what_was_laid_open_before(folder):
-    cache.put("old", Built(text="HloModule"))
+    cache.put("old", CompileResult(text="HloModule"))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    cache.put("new", Built(text="HloModule"))
+    cache.put("new", CompileResult(text="HloModule"))
     rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
     assert rights == {folder.name: 0o700, "compiled": 0o700, "old": 0o600, "new": 0o600}
 
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_written_nothing_is_kept_and_all_works(started, fol
 @pytest.mark.ci
 def test_the_cache_is_bounded_and_keeps_what_was_looked_at_last(folder, monkeypatch):
     monkeypatch.setattr(cache, "SIZE", 2_000_000)
-    some = [Built(proto=np.random.default_rng(i).bytes(50_000)) for i in range(80)]
+    some = [CompileResult(proto=np.random.default_rng(i).bytes(50_000)) for i in range(80)]
     cache.put("first", some[0])
     for i, each in enumerate(some):
         cache.put(str(i), each)
@@ -169,9 +169,7 @@ def cell_of():
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        pytest.param(
-            "/tmp/ipykernel_111/2718281828.py", "/tmp/ipykernel_222/2718281828.py", marks=pytest.mark.full
-        ),
+        pytest.param("/tmp/ipykernel_111/2718281828.py", "/tmp/ipykernel_222/2718281828.py", marks=pytest.mark.full),
         ("<ipython-input-3-0123456789ab>", "<ipython-input-7-0123456789ab>"),
         pytest.param(
             "/tmp/ipython-input-3-2718281828.py", "/tmp/ipython-input-7-2718281828.py", marks=pytest.mark.full

@@ -20,11 +20,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.analysis.collectives import collectives, moves
-from jaxshard_magic.analysis.hlo import read
+from jaxshard_magic.analysis.collectives import collectives, module_collectives
+from jaxshard_magic.analysis.hlo import parse_module
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip, chip_of, chips
-from jaxshard_magic.packages import install
+from jaxshard_magic.packages import install_command
 from jaxshard_magic.targets import gpu
 
 DATA = Path(__file__).parent / "data"
@@ -48,7 +48,7 @@ def here(monkeypatch):
     monkeypatch.setattr(gpu.platform, "system", lambda: "Linux")
     monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(gpu, "installed", lambda: versions)
-    monkeypatch.setattr(gpu, "companions", lambda: {"jax-cuda12-plugin": "<=0.10.2,>=0.10.2"})
+    monkeypatch.setattr(gpu, "jax_requirements", lambda: {"jax-cuda12-plugin": "<=0.10.2,>=0.10.2"})
     monkeypatch.setattr(gpu, "plugin", lambda: "jax_plugins.xla_cuda12")
     monkeypatch.setattr(gpu, "ptxas", lambda: Path("ptxas"))
     monkeypatch.setattr(gpu, "architectures", lambda _: frozenset({"sm_75", "sm_80", "sm_90a"}))
@@ -68,9 +68,7 @@ def test_nothing_is_missing_where_all_is_there(here):
     assert gpu.missing(chip("h100")) is None
 
 
-@pytest.mark.parametrize(
-    ("system", "machine"), [("Darwin", "arm64"), ("Windows", "AMD64"), ("Linux", "ppc64le")]
-)
+@pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Windows", "AMD64"), ("Linux", "ppc64le")])
 def test_a_machine_for_which_there_is_no_plugin_is_named(here, monkeypatch, system, machine):
     monkeypatch.setattr(gpu.platform, "system", lambda: system)
     monkeypatch.setattr(gpu.platform, "machine", lambda: machine)
@@ -80,7 +78,7 @@ def test_a_machine_for_which_there_is_no_plugin_is_named(here, monkeypatch, syst
 
 def test_a_missing_plugin_gives_the_line_that_installs_it_and_leaves_jax_alone(here):
     here(jax_cuda12_plugin=None)
-    line = install("cuda-aot", "jax==0.10.2")
+    line = install_command("cuda-aot", "jax==0.10.2")
     assert str(reason()) == f"no GPU compiler: jax-cuda12-plugin is not installed. Run {line}"
     assert reason().fix == line
 
@@ -103,9 +101,7 @@ def test_missing_ptxas_says_which_package_has_it(here, monkeypatch):
 
 def test_a_chip_that_ptxas_makes_no_code_for_names_those_that_work(here):
     message = str(reason(chip("v100")))
-    assert message.startswith(
-        "ptxas makes no code for V100 32GB (sm_70), but for a100-40, a100-80, h100, h200, t4."
-    )
+    assert message.startswith("ptxas makes no code for V100 32GB (sm_70), but for a100-40, a100-80, h100, h200, t4.")
 
 
 def test_a_ptxas_that_does_not_answer_is_asked_nothing(tmp_path):
@@ -136,22 +132,22 @@ def test_hopper_is_told_with_the_instructions_of_its_own():
 
 def test_a_tpu_is_no_gpu():
     with pytest.raises(ShardError, match="TPU v5e is no GPU; those are v100-16, v100-32,"):
-        gpu.options(chip("v5e"), 1, 8)
+        gpu.topology_options(chip("v5e"), 1, 8)
 
 
 def test_a_program_gets_three_quarters_of_what_the_driver_shows_unless_the_user_says_otherwise():
     row = chip("h100")
     assert row.visible is not None
-    assert gpu.usable(row, {}) == row.usable == row.visible * 3 // 4
-    assert gpu.usable(row, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}) == int(row.visible * 0.9)
+    assert gpu.usable_bytes(row, {}) == row.usable == row.visible * 3 // 4
+    assert gpu.usable_bytes(row, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}) == int(row.visible * 0.9)
     newer = {"XLA_CLIENT_MEM_FRACTION": "0.5", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}
-    assert gpu.usable(row, newer) == row.visible // 2
+    assert gpu.usable_bytes(row, newer) == row.visible // 2
 
 
 @pytest.mark.parametrize("share", ["0", "most", "-1", "90%"])
 def test_a_share_that_is_none_says_so(share):
     with pytest.raises(ShardError, match=f"XLA_CLIENT_MEM_FRACTION={share} is no share"):
-        gpu.usable(chip("h100"), {"XLA_CLIENT_MEM_FRACTION": share})
+        gpu.usable_bytes(chip("h100"), {"XLA_CLIENT_MEM_FRACTION": share})
 
 
 DP = {"all-reduce": 2 * WEIGHT}  # both gradients
@@ -167,7 +163,7 @@ def test_the_text_of_a_gpu_program_is_counted_to_the_byte(file, expected):
 
 
 def test_gradients_that_are_strung_together_are_told_one_by_one():
-    found = moves(read((DATA / "gpu_dp.hlo").read_text("utf-8")), {"data": 8})
+    found = module_collectives(parse_module((DATA / "gpu_dp.hlo").read_text("utf-8")), {"data": 8})
     assert [(m.operand, m.bytes) for m in found] == [("bitcast.3", WEIGHT), ("bitcast.4", WEIGHT)]
 
 
@@ -181,7 +177,7 @@ def moved(text: str, axes: dict[str, int]) -> dict[str, int]:
 
 @cache
 def mesh(key: str, nodes: int, gpus: int) -> Mesh:
-    devices = gpu.load(gpu.options(chip(key), nodes, gpus))
+    devices = gpu.load(gpu.topology_options(chip(key), nodes, gpus))
     return Mesh(np.array(devices), ("data",))
 
 
@@ -232,7 +228,7 @@ def test_devices_come_node_by_node_and_are_known_by_their_kind():
 @compiles
 @pytest.mark.parametrize("key", [key for key in GPUS if gpu.missing(chip(key)) is None])
 def test_the_compiler_takes_every_chip_that_ptxas_makes_code_for(key):
-    on = Mesh(np.array(gpu.load(gpu.options(chip(key), 1, 2))), ("data",))
+    on = Mesh(np.array(gpu.load(gpu.topology_options(chip(key), 1, 2))), ("data",))
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(on, P("data")))
     assert jax.jit(lambda x: jnp.tanh(x @ x.T)).lower(x).compile().as_text()
 
@@ -262,9 +258,7 @@ def test_a_process_that_has_looked_for_gpus_in_vain_gets_them_too():
     }
     paths = os.pathsep.join([str(DATA.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **quiet, "JAX_PLATFORMS": "", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "8 NVIDIA H100 80GB HBM3\n", done.stderr[-2000:]
 
 

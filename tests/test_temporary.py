@@ -22,41 +22,41 @@ from interrupts import PACKAGE
 from process_state import process_state, settled
 
 import jaxshard_magic
-from jaxshard_magic.analysis.traced import _tolerant
-from jaxshard_magic.checkpoints import Store
-from jaxshard_magic.codegen.swap import swapped
-from jaxshard_magic.compiler_log import captured
-from jaxshard_magic.files import NewFile
-from jaxshard_magic.hosts.watch import Interrupts
-from jaxshard_magic.notebook.cells import Binding, Lengths, Room, Step
-from jaxshard_magic.notebook.cells.room import Memory
+from jaxshard_magic.analysis.xplane import _tolerant
+from jaxshard_magic.checkpoints import CheckpointStore
+from jaxshard_magic.codegen.swap import swap_code
+from jaxshard_magic.compiler_log import capture_messages
+from jaxshard_magic.files import AtomicFile
+from jaxshard_magic.hosts.cell_run import Interrupts
+from jaxshard_magic.notebook.cells import Binding, LoopLengths, MemoryGuard, StepLocation
+from jaxshard_magic.notebook.cells.memory_guard import MemoryState
 from jaxshard_magic.notebook.checkpointing import Checkpointing
-from jaxshard_magic.notebook.growing import Growing
+from jaxshard_magic.notebook.live_output import LiveOutput
 from jaxshard_magic.notebook.options import ShardOptions
 from jaxshard_magic.notebook.progress import Progress, line
 from jaxshard_magic.notebook.progress.frontend import TerminalLine
-from jaxshard_magic.notebook.training_view import TrainingView
-from jaxshard_magic.program import settings, thread_state
-from jaxshard_magic.program.compiling import compilers
-from jaxshard_magic.program.garbage import uncollected
-from jaxshard_magic.program.hooks import anew, gradients_by, retracing, scans_by
-from jaxshard_magic.program.lines import lines_kept
-from jaxshard_magic.program.mapped import on_a_device
-from jaxshard_magic.step import recorded
-from jaxshard_magic.step.rejit import Rejits
+from jaxshard_magic.notebook.training_view import TrainingOutput
+from jaxshard_magic.program import jax_settings, thread_state
+from jaxshard_magic.program.compiling import compile_pool
+from jaxshard_magic.program.gc_pause import gc_paused
+from jaxshard_magic.program.hooks import hook_associative_scan, hook_vjp, retrace_context, trace_afresh
+from jaxshard_magic.program.per_device import device_trace_context
+from jaxshard_magic.program.source_lines import full_source_locations
+from jaxshard_magic.step import profiler_recording
+from jaxshard_magic.step.rejit import ShardedJits
 from jaxshard_magic.targets.tpu import variables
 from jaxshard_magic.temporary import (
-    Joined,
-    Opened,
+    ChangeGroup,
+    OpenResource,
     Replaced,
-    Temporary,
-    Unfinished,
+    TemporaryChange,
+    UndoUnlessFinished,
     attribute,
-    done_whole,
-    elements,
-    end_leftovers,
+    end_abandoned,
     item,
-    within,
+    list_elements,
+    run_in_context,
+    run_uninterrupted,
 )
 
 
@@ -74,7 +74,7 @@ class Bound:
 
 
 NAMES: dict[str, Any] = {}
-PLENTY = Memory(free=1 << 40, total=1 << 41, mine=0)
+PLENTY = MemoryState(free=1 << 40, total=1 << 41, mine=0)
 
 
 def sum_of(values):
@@ -83,31 +83,31 @@ def sum_of(values):
 
 def binding() -> Binding:
     NAMES["train_step"] = sum_of
-    return Binding(NAMES, Step("train_step", True), lambda _: Bound())
+    return Binding(NAMES, StepLocation("train_step", True), lambda _: Bound())
 
 
 def looking(strict: Callable[[], Any]) -> Callable[[], Any]:
     """Under a setting of jax's that a step's own work has to be free of."""
 
-    def made() -> Joined:
-        return Joined(thread_state.replaced(jax._src.config.debug_nans, True), Lazy(strict))
+    def made() -> ChangeGroup:
+        return ChangeGroup(thread_state.override_setting(jax._src.config.debug_nans, True), Lazy(strict))
 
     return made
 
 
-class Lazy(Temporary):
+class Lazy(TemporaryChange):
     """Another change, made when this one begins."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make, self._made = make, list[Any]()
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         self._made.append(self._make())
-        self._made[-1].begin()
+        self._made[-1].apply()
 
-    def end(self) -> None:
+    def revert(self) -> None:
         for each in self._made:
-            each.end()
+            each.revert()
 
 
 def uses(folder: Path) -> dict[str, Callable[[], Any]]:
@@ -117,37 +117,37 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
     cell = ast.parse("def f():\n    return 1\n")
     options = ShardOptions(strategy="dp", checkpoint=str(folder / "run"), resume=True)
     return {
-        "compiler log": captured,
-        "garbage": uncollected,
-        "lines": lines_kept,
-        "moves": looking(settings.own_moves),
-        "work": looking(settings.own_work),
-        "thread": thread_state.undisturbed,
-        "retracing": retracing,
-        "tracing": anew,
-        "gradients": lambda: gradients_by(lambda vjp: vjp),
-        "scans": lambda: scans_by(lambda scan: scan),
-        "a device": lambda: on_a_device(mapped),
-        "code": lambda: swapped({__file__: (cell, cell)}, {"name_of_a_test": 1}),
+        "compiler log": capture_messages,
+        "garbage": gc_paused,
+        "lines": full_source_locations,
+        "moves": looking(jax_settings.allow_transfers),
+        "work": looking(jax_settings.suspend_checks),
+        "thread": thread_state.preserve_thread_state,
+        "retracing": retrace_context,
+        "tracing": trace_afresh,
+        "gradients": lambda: hook_vjp(lambda vjp: vjp),
+        "scans": lambda: hook_associative_scan(lambda scan: scan),
+        "a device": lambda: device_trace_context(mapped),
+        "code": lambda: swap_code({__file__: (cell, cell)}, {"name_of_a_test": 1}),
         "variables": lambda: variables({"VARIABLE_OF_A_TEST": "1"}),
         "warnings": _tolerant,
-        "lengths": lambda: Lengths().counting(lambda: 0),
+        "lengths": lambda: LoopLengths().counting(lambda: 0),
         "progress": lambda: Progress(lambda line, share=None: None),
         "following": lambda: Progress(None).following(run),
         "terminal": lambda: TerminalLine(sys.stdout),
-        "training": lambda: TrainingView(run, "text"),
-        "growing": lambda: Growing(True, "text"),
-        "room": lambda: Room(every=0.01, read=lambda: PLENTY),
-        "new file": lambda: NewFile(folder / "file"),
-        "database": lambda: Opened(lambda: sqlite3.connect(folder / "a.sqlite3")),
-        "unfinished": lambda: Unfinished(lambda: None),
-        "elements": lambda: Replaced(elements([1, 2]), [3]),
-        "compilers": lambda: compilers(1),
+        "training": lambda: TrainingOutput(run, "text"),
+        "growing": lambda: LiveOutput(True, "text"),
+        "room": lambda: MemoryGuard(every=0.01, read=lambda: PLENTY),
+        "new file": lambda: AtomicFile(folder / "file"),
+        "database": lambda: OpenResource(lambda: sqlite3.connect(folder / "a.sqlite3")),
+        "unfinished": lambda: UndoUnlessFinished(lambda: None),
+        "elements": lambda: Replaced(list_elements([1, 2]), [3]),
+        "compilers": lambda: compile_pool(1),
         "binding": binding,
         "checkpoints": lambda: Checkpointing(options, lambda _: None),
-        "store": lambda: Store(folder / "one"),
-        "recorder": lambda: recorded._Recorder(keeps=False),
-        "rejits": Rejits,
+        "store": lambda: CheckpointStore(folder / "one"),
+        "recorder": lambda: profiler_recording._Recorder(keeps=False),
+        "rejits": ShardedJits,
         "interrupts of hosts": Interrupts,
     }
 
@@ -192,14 +192,14 @@ def used(change: Any) -> None:
     with change:
         if isinstance(change, Binding):
             change.bind()
-        if isinstance(change, Store):
-            change.hold()
+        if isinstance(change, CheckpointStore):
+            change.lock()
 
 
 @pytest.mark.parametrize("name", USES)
 def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(line, "TICK", 0.01)
-    monkeypatch.setattr(recorded, "_session", lambda keeps: Recording())
+    monkeypatch.setattr(profiler_recording, "_start_session", lambda keeps: Recording())
     monkeypatch.setattr(sys, "stdout", Terminal())
     make = uses(tmp_path)[name]
     used(make())  # what is only imported or started once
@@ -215,7 +215,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeyp
         # Python 3.11 takes an exception for handled for good where a trace function raises in its handler: for all
         # tests that follow it would be what theirs were raised from.
         assert sys.exc_info() == (None, None, None), f"interrupted at line {number}, in a handler"
-        end_leftovers()  # as the next cell does, or whatever is changed next
+        end_abandoned()  # as the next cell does, or whatever is changed next
         assert settled(before) == [], f"interrupted at line {number}"
         used(make())
         assert settled(before) == [], f"after an interrupt at line {number}"
@@ -223,7 +223,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeyp
     assert number > 5, "no line of the package was interrupted"
 
 
-def kinds(of: type = Temporary) -> set[type]:
+def kinds(of: type = TemporaryChange) -> set[type]:
     return {of}.union(*(kinds(each) for each in of.__subclasses__()))
 
 
@@ -234,15 +234,15 @@ def test_every_kind_of_change_is_among_those_that_are_interrupted(tmp_path):
     ours = {each for each in kinds() if each.__module__.startswith("jaxshard_magic.")}
     seen: set[type] = set()
 
-    def note(self: Temporary, begin: Callable[[Temporary], None]) -> None:
+    def note(self: TemporaryChange, begin: Callable[[TemporaryChange], None]) -> None:
         seen.update(type(self).__mro__)
         begin(self)
 
     with pytest.MonkeyPatch.context() as patched:
         for each in ours:
-            if "begin" in vars(each):
-                own = vars(each)["begin"]
-                patched.setattr(each, "begin", lambda self, own=own: note(self, own))
+            if "apply" in vars(each):
+                own = vars(each)["apply"]
+                patched.setattr(each, "apply", lambda self, own=own: note(self, own))
         for make in uses(tmp_path).values():
             used(make())
     assert {each.__name__ for each in ours - seen} == set()
@@ -270,9 +270,9 @@ def test_a_change_that_goes_on_is_left_alone_by_those_inside_of_it():
         with Replaced(item(names, "b"), 2):
             yield
 
-    @within(lambda: Replaced(item(names, "c"), 3))
+    @run_in_context(lambda: Replaced(item(names, "c"), 3))
     def inside() -> dict[str, int]:
-        end_leftovers()
+        end_abandoned()
         return dict(names)
 
     with Replaced(item(names, "a"), 1), through_contextlib():
@@ -293,16 +293,16 @@ def test_a_generator_may_hold_no_change_while_it_waits():
 def test_what_an_end_raises_passes_once_and_those_around_it_end():
     names: dict[str, int] = {}
 
-    class Fails(Temporary):
-        def begin(self) -> None: ...
+    class Fails(TemporaryChange):
+        def apply(self) -> None: ...
 
-        def end(self) -> None:
+        def revert(self) -> None:
             raise ValueError("once")
 
     with pytest.raises(ValueError, match="once"), Replaced(item(names, "x"), 1), Fails():
         pass
     assert names == {}
-    end_leftovers()
+    end_abandoned()
 
 
 def test_an_attribute_of_a_class_is_not_left_on_its_object():
@@ -324,13 +324,13 @@ def test_work_that_is_done_whole_ends_before_the_interrupt_is_raised():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            done_whole(work)
+            run_uninterrupted(work)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == [1]
-    assert done_whole(lambda: 2) == 2
+    assert run_uninterrupted(lambda: 2) == 2
     with pytest.raises(ZeroDivisionError):
-        done_whole(lambda: 1 / 0)
+        run_uninterrupted(lambda: 1 / 0)
 
 
 def test_work_that_is_interrupted_at_any_line_is_done_whole_or_not_begun():
@@ -339,7 +339,7 @@ def test_work_that_is_interrupted_at_any_line_is_done_whole_or_not_begun():
         number, parts = number + 1, list[int]()
         try:
             with interrupted_at(number) as count:
-                done_whole(lambda parts=parts: [parts.append(i) or time.sleep(0.001) for i in range(5)])
+                run_uninterrupted(lambda parts=parts: [parts.append(i) or time.sleep(0.001) for i in range(5)])
             lines = count[0]
         except KeyboardInterrupt:
             lines = number + 1

@@ -14,9 +14,9 @@ from thinned import CI, thinned
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import wire_bytes
-from jaxshard_magic.program.shardy import Partitioner
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.program.shardy import ShardyPartitioner
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 ROWS, TIME, WIDTH, HEADS, KEYS, HEAD, HIDDEN, EXPERTS, RANK = 4, 32, 64, 8, 4, 16, 128, 4, 32
 X = (ROWS, TIME, WIDTH)
@@ -66,9 +66,7 @@ def grouped(p, x):
 
 def repeated_keys(p, x):
     q, k, v = (jnp.einsum("btd,dnh->btnh", x, p[n]) for n in "qkv")
-    return attended(
-        p, x, rotated(q), *(jnp.repeat(y, q.shape[2] // k.shape[2], axis=2) for y in (rotated(k), v))
-    )
+    return attended(p, x, rotated(q), *(jnp.repeat(y, q.shape[2] // k.shape[2], axis=2) for y in (rotated(k), v)))
 
 
 def shared_keys(p, x):
@@ -122,9 +120,7 @@ def gate_and_up_fused(p, x):
 def convolutional(p, x):
     for kernel in (p["a"], p["b"]):
         x = jax.nn.relu(
-            jax.lax.conv_general_dilated(
-                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-            )
+            jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         )
     return x
 
@@ -199,12 +195,12 @@ def test_no_other_cut_of_the_weights_of_a_block_sends_less(forward, devices):
 
 def sent_by_cuts(program, devices: int, ours: Mapping[int, int]) -> tuple[float, float]:
     """Bytes that each device would send with these weights cut so, and the least with any cut of each."""
-    shardy = Partitioner.of(program)
+    shardy = ShardyPartitioner.for_program(program)
     assert shardy is not None
 
     def sent(dims: Mapping[int, int]) -> float:
-        division = shardy.divided(dims, devices)
-        return float("inf") if division is None else division.sent_per_device
+        division = shardy.divide(dims, devices)
+        return float("inf") if division is None else division.sent_bytes_per_device
 
     ways = [
         [(i, d) for d, size in enumerate(program.shapes[v]) if size % devices == 0]
@@ -218,8 +214,8 @@ def test_a_recurrent_step_sends_no_more_than_with_any_cut():
     shapes = {"wx": (WIDTH, HIDDEN), "wh": (HIDDEN, HIDDEN), "out": (HIDDEN, WIDTH)}
     plan = planned(recurrent, shapes, "model=2")
     _, least = sent_by_cuts(plan.run.program, 2, {})
-    assert isinstance(plan.run, Hold)
-    moves = traffic(plan.run)
+    assert isinstance(plan.run, ShardedLowering)
+    moves = planned_collectives(plan.run)
     assert 0 < sum(wire_bytes(m.kind, m.group_size, m.bytes) * m.count for m in moves) <= 1.05 * least
 
 
@@ -245,7 +241,7 @@ def test_equal_blocks_lie_equally():
 
 def test_rules_alone_decide_on_equal_blocks_of_a_transformer(monkeypatch):
     """Nobody waits for Shardy where no question is open."""
-    monkeypatch.setattr(Partitioner, "divided", None)
+    monkeypatch.setattr(ShardyPartitioner, "divide", None)
     block = {**BLOCKS[grouped], **BLOCKS[gated]}
     plan = planned(lambda p, x: gated(p, grouped(p, x)), block, "model=4")
     assert cuts(plan)["q"] == P(None, "model", None)
@@ -326,8 +322,11 @@ def test_a_plan_of_a_block_sends_what_shardy_would(forward, devices):
 def test_a_part_of_a_divided_dimension_counts_as_sent():
     """Shardy's passes insert nothing for it: XLA's partitioner does."""
     plan = planned(gate_and_up_stacked, BLOCKS[gate_and_up_stacked], "model=2")
-    shardy = Partitioner.of(plan.run.program)
+    shardy = ShardyPartitioner.for_program(plan.run.program)
     assert shardy is not None
-    stack, width = shardy.divided({0: 0}, 2), shardy.divided({0: 2, 1: 0}, 2)
+    stack, width = shardy.divide({0: 0}, 2), shardy.divide({0: 2, 1: 0}, 2)
     assert stack is not None and width is not None
-    assert stack.moved > 0 == width.moved and stack.sent_per_device > width.sent_per_device
+    assert (
+        stack.bytes_without_sums > 0 == width.bytes_without_sums
+        and stack.sent_bytes_per_device > width.sent_bytes_per_device
+    )

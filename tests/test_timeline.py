@@ -86,10 +86,7 @@ def lead(p: Pipeline) -> str:
 def test_1f1b_of_4_stages_and_8_microbatches_has_a_bubble_of_27_percent():
     p = one_f_one_b()
     assert lead(p) == "Bubble 27.3% predicted, 27.3% ideal."
-    assert (
-        plain(words.pipeline_about(p))
-        == "1f1b, 4 stages × 8 microbatches; 33 units predicted, 33 units ideal."
-    )
+    assert plain(words.pipeline_about(p)) == "1f1b, 4 stages × 8 microbatches; 33 units predicted, 33 units ideal."
     assert [words.held_text(rank) for rank in p.ranks] == ["holds 4", "holds 3", "holds 2", "holds 1"]
 
 
@@ -110,9 +107,7 @@ def test_a_bubble_is_the_sum_of_what_it_is_told_to_be_made_of():
 @pytest.mark.parametrize("measured_bubble", [0.4189, 0.4194, 0.4235, 0.42285])
 def test_the_parts_of_a_bubble_and_the_work_add_up_as_they_are_told(measured_bubble: float):
     p = measured()
-    p = replace(
-        p, bubble=replace(p.bubble, ideal=0.2004, uneven=0.2867, predicted=0.3342, measured=measured_bubble)
-    )
+    p = replace(p, bubble=replace(p.bubble, ideal=0.2004, uneven=0.2867, predicted=0.3342, measured=measured_bubble))
     told = [words.part_text(part, True) for part in words.bubble_parts(p)]
     thousandths = [round(10 * float(text.rstrip("%"))) for text in (*told, words.work_text(p))]
     assert sum(thousandths) == 1000
@@ -136,7 +131,7 @@ def test_a_run_shorter_than_predicted_says_so_with_a_minus():
 def test_what_is_held_is_counted_as_the_simulator_counts_it(name: str, made: dict[str, Pipeline]):
     p = made[name]
     for rank, lane in zip(p.ranks, data.lanes(p, p.events), strict=True):
-        steps = data.activations(p, lane)
+        steps = data.held_activations(p, lane)
         assert steps[-1][1] == pytest.approx(0)
         if rank.peak_activations is not None:
             assert max(count for _, count in steps) == pytest.approx(rank.peak_activations)
@@ -144,18 +139,14 @@ def test_what_is_held_is_counted_as_the_simulator_counts_it(name: str, made: dic
 
 def test_half_of_the_activations_may_go_with_the_input_gradient():
     p = replace(timeline(schedule.parse("0F0 0I0 0W0")), kept=(0.5,))
-    assert data.activations(p, data.lanes(p, p.events)[0]) == [(0.0, 1.0), (2.0, 0.5), (3.0, 0.0)]
+    assert data.held_activations(p, data.lanes(p, p.events)[0]) == [(0.0, 1.0), (2.0, 0.5), (3.0, 0.0)]
 
 
 def test_text_is_a_grid_in_time_that_a_reader_can_check():
     lines = one_f_one_b().to_text(100).splitlines()
     # One unit a column twice over: F takes 2 columns, B 4; stage 3 starts after 3 forward actions.
-    assert (
-        "  stage 0  F0F1F2F3············B0──F4B1──F5B2──F6B3──F7B4──··B5──··B6──··B7──   27.3%     4" in lines
-    )
-    assert (
-        "  stage 3  ······F0B0──F1B1──F2B2──F3B3──F4B4──F5B5──F6B6──F7B7──············   27.3%     1" in lines
-    )
+    assert "  stage 0  F0F1F2F3············B0──F4B1──F5B2──F6B3──F7B4──··B5──··B6──··B7──   27.3%     4" in lines
+    assert "  stage 3  ······F0B0──F1B1──F2B2──F3B3──F4B4──F5B5──F6B6──F7B7──············   27.3%     1" in lines
     assert lines[-1].endswith("1 column = 0.5 units")
 
 
@@ -270,12 +261,8 @@ def test_a_trace_has_a_thread_for_each_rank_and_times_in_microseconds(tmp_path):
     events = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 1]
     ideal = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 2]
     assert len(events) == len(ideal) == 96
-    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(
-        1e6 * (p.makespan[2] or 0), abs=0.01
-    )
-    names = {
-        (e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"
-    }
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1e6 * (p.makespan[2] or 0), abs=0.01)
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert names[1, 0] == "stage 0: wte, blocks 0-3" and (2, 3) in names
     first = min(events, key=lambda event: (event["tid"], event["ts"]))
     assert (first["name"], first["cat"], first["args"]["microbatch"]) == ("F0", "forward", 0)

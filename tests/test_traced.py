@@ -6,22 +6,22 @@ from dataclasses import replace
 import pytest
 from recordings import CELL, Event, at, call, operation, program, recorded
 
-from jaxshard_magic.analysis.attribution import caused
-from jaxshard_magic.analysis.attribution import traced as with_origins
-from jaxshard_magic.analysis.collectives import moves
-from jaxshard_magic.analysis.hlo import read as read_hlo
+from jaxshard_magic.analysis.attribution import with_causes
+from jaxshard_magic.analysis.attribution import with_origins as with_origins
+from jaxshard_magic.analysis.collectives import module_collectives
+from jaxshard_magic.analysis.hlo import parse_module as read_hlo
+from jaxshard_magic.analysis.host_totals import HostTotals, host_totals, longest, run_durations
 from jaxshard_magic.analysis.instructions import Instructions
-from jaxshard_magic.analysis.intervals import dealt, innermost
-from jaxshard_magic.analysis.lanes import MOST_PIECES, Piece, lanes_of
-from jaxshard_magic.analysis.origin import Origins
+from jaxshard_magic.analysis.intervals import divide_by_rank, innermost
+from jaxshard_magic.analysis.lanes import MOST_PIECES, LanePiece, lanes_of
+from jaxshard_magic.analysis.origin import HloOrigins
 from jaxshard_magic.analysis.sources import SourceText
-from jaxshard_magic.analysis.spent import Rates, spent
-from jaxshard_magic.analysis.summed import Sums, longest, summed, takes
-from jaxshard_magic.analysis.traced import read
-from jaxshard_magic.report import Measured, Spent
+from jaxshard_magic.analysis.time_breakdown import StepPredictions, time_breakdown
+from jaxshard_magic.analysis.xplane import read_trace
+from jaxshard_magic.report import LineTime, Measured
 
 US = 1e-6
-NOTHING = Rates({}, {}, {}, {})
+NOTHING = StepPredictions({}, {}, {}, {})
 
 GATHER = "channel_id=1, replica_groups={{0,1}}, dimensions={0}, use_global_device_ids=true"
 CALLBACK = 'custom_call_target="xla_ffi_python_cpu_callback"'
@@ -75,14 +75,14 @@ def one_run(base: float) -> tuple[dict[str, list[Event]], Event]:
 
 def instructions(text: str) -> dict[str, Instructions]:
     module = read_hlo(text)
-    origins = Origins(module, [CELL])
-    told = caused(module, with_origins(module, moves(module, {"data": 2}), origins), [], SourceText())
+    origins = HloOrigins(module, [CELL])
+    told = with_causes(module, with_origins(module, module_collectives(module, {"data": 2}), origins), [], SourceText())
     return {"jit_step": Instructions(module, origins, told)}
 
 
-def measured(xspace: bytes, text: str, devices: Mapping[int, int], rates: Rates = NOTHING) -> Measured:
-    trace = read(xspace, {"jit_step"})
-    return spent([summed(trace, instructions(text), devices, takes(trace, devices))], rates)
+def measured(xspace: bytes, text: str, devices: Mapping[int, int], rates: StepPredictions = NOTHING) -> Measured:
+    trace = read_trace(xspace, {"jit_step"})
+    return time_breakdown([host_totals(trace, instructions(text), devices, run_durations(trace, devices))], rates)
 
 
 def by_hand(starts: tuple[float, ...] = (100, 300, 500), later: float = 0) -> bytes:
@@ -105,10 +105,10 @@ def row(
     moving: float = 0,
     waiting: float | None = 0,
     host: float = 0,
-) -> Spent:
+) -> LineTime:
     waits = None if waiting is None else pytest.approx(waiting * US, abs=1e-9)
     compute_s, moving_s, host_s = (pytest.approx(each * US, abs=1e-9) for each in (compute, moving, host))
-    return Spent(CELL, line, phase, compute_s, moving_s, waits, None, host_s)  # pyright: ignore
+    return LineTime(CELL, line, phase, compute_s, moving_s, waits, None, host_s)  # pyright: ignore
 
 
 def test_a_recording_adds_up_to_the_figures_worked_out_by_hand():
@@ -145,21 +145,20 @@ def test_sums_of_hosts_are_those_of_all_their_devices_whatever_their_clocks_and_
     """The second host has the same runs by another clock, 20 us longer on its second device, and one of them less."""
     here, elsewhere = instructions(PROGRAM), instructions(PROGRAM.replace(CELL, "/home/other/cell.py"))
     traces = (
-        read(by_hand((100, 300, 500, 700)), {"jit_step"}),
-        read(by_hand((9100, 9400, 9500), later=20), {"jit_step"}),
+        read_trace(by_hand((100, 300, 500, 700)), {"jit_step"}),
+        read_trace(by_hand((9100, 9400, 9500), later=20), {"jit_step"}),
     )
     devices = {0: 0, 1: 1}, {2048: 2, 2049: 3}
     traces = (
         traces[0],
         replace(traces[1], ops=tuple(op._replace(device=2048 + op.device) for op in traces[1].ops)),
     )
-    every = longest([takes(trace, of) for trace, of in zip(traces, devices, strict=True)])
+    every = longest([run_durations(trace, of) for trace, of in zip(traces, devices, strict=True)])
     assert every == {0: pytest.approx(90e3), 1: pytest.approx(90e3)}  # ns of the runs that both have
     own, other = (
-        summed(trace, told, of, every)
-        for trace, told, of in zip(traces, (here, elsewhere), devices, strict=True)
+        host_totals(trace, told, of, every) for trace, told, of in zip(traces, (here, elsewhere), devices, strict=True)
     )
-    found = spent([own, Sums.from_json(other.to_json()).by(here)], NOTHING)
+    found = time_breakdown([own, HostTotals.from_json(other.to_json()).with_local_files(here)], NOTHING)
     assert {row.line: row for row in found.lines} == {
         3: row(3, "forward", compute=(10 + 22) / 2),
         4: row(4, "forward", moving=(5 + 8) / 2, waiting=5 / 2),
@@ -188,7 +187,7 @@ def test_lines_and_what_is_idle_are_the_step():
 
 def test_bandwidth_is_what_is_sent_over_the_seconds_that_it_moves():
     gather = "all-gather", ("data",)
-    rates = Rates({gather: 4000}, {gather: 3e-6}, {"data": 9e9}, {(CELL, 3, "forward"): 12e-6})
+    rates = StepPredictions({gather: 4000}, {gather: 3e-6}, {"data": 9e9}, {(CELL, 3, "forward"): 12e-6})
     found = measured(by_hand(), PROGRAM, {0: 0, 1: 1}, rates)
     (moved,) = found.collectives
     assert moved.bandwidth == pytest.approx(4000 / (8 * US))
@@ -204,17 +203,17 @@ def test_devices_have_the_ids_of_the_mesh_and_others_are_left_out():
 
 def test_of_many_operations_the_last_whole_calls_are_read():
     xspace = by_hand((100, 300, 500, 700))
-    every = read(xspace, {"jit_step"})
+    every = read_trace(xspace, {"jit_step"})
     assert (every.recorded, every.runs) == (3, 3)
-    fewer = read(xspace, {"jit_step"}, most=2 * len(every.ops) // 3)
+    fewer = read_trace(xspace, {"jit_step"}, most=2 * len(every.ops) // 3)
     assert (fewer.recorded, fewer.runs) == (3, 1)  # what may be an operation counts, others' too
     assert {op.start for op in fewer.ops} == {op.start for op in every.ops if op.start > 600_000}
-    assert read(xspace, {"jit_step"}, most=1).runs == 1
+    assert read_trace(xspace, {"jit_step"}, most=1).runs == 1
 
 
 def test_a_recording_without_a_call_is_refused():
     with pytest.raises(ValueError, match="no call of the step"):
-        read(by_hand((100,)), {"jit_step"})
+        read_trace(by_hand((100,)), {"jit_step"})
 
 
 ACCELERATOR = program(
@@ -229,9 +228,7 @@ ACCELERATOR = program(
 
 
 @pytest.mark.parametrize("name", ["hlo_op", "text"])
-@pytest.mark.parametrize(
-    ("plane", "line"), [("/device:TPU:0", "XLA Ops"), ("/device:GPU:0", "Stream #14(Compute)")]
-)
+@pytest.mark.parametrize(("plane", "line"), [("/device:TPU:0", "XLA Ops"), ("/device:GPU:0", "Stream #14(Compute)")])
 def test_on_an_accelerator_a_collective_lasts_from_its_start_to_its_end(plane, line, name):
     def on(op: str, start: float, end: float) -> Event:
         if name == "text":
@@ -284,7 +281,7 @@ def test_an_operation_of_a_tpu_is_of_the_program_during_which_it_runs_and_those_
     found = measured(xspace, ACCELERATOR, {0: 0})
     assert {row.line: row for row in found.lines} == {3: row(3, "forward", compute=9, waiting=None)}
     assert (found.read, found.step_s.max, found.unknown) == (2, pytest.approx(9 * US), None)
-    every = read(xspace, {"jit_step", "jit_evaluate"})
+    every = read_trace(xspace, {"jit_step", "jit_evaluate"})
     assert [(op.run, op.module) for op in every.ops] == [
         *((0, "jit_step"), (0, "jit_evaluate")),
         *((1, "jit_step"), (1, "jit_evaluate")),
@@ -294,7 +291,7 @@ def test_an_operation_of_a_tpu_is_of_the_program_during_which_it_runs_and_those_
 
 def test_time_of_several_belongs_to_the_lowest_rank_and_is_shared_by_equals():
     parts = [(0, 10, 1), (2, 4, 0), (3, 6, 0), (12, 13, 3)]
-    assert [(d.start, d.end, d.of) for d in dealt(parts)] == [
+    assert [(d.start, d.end, d.owners) for d in divide_by_rank(parts)] == [
         (0, 2, (0,)),
         (2, 3, (1,)),
         (3, 4, (1, 2)),
@@ -393,8 +390,7 @@ def test_kernels_of_libraries_in_a_graph_are_of_the_calls_between_known_kernels(
 def test_lanes_are_few_pieces_that_keep_the_time_of_each_kind():
     key = (CELL, 3, "forward")
     pieces = [
-        Piece(2 * i, 2 * i + 2, key if i % 10 else (CELL, 4, "backward"), "cm"[i % 10 == 0])
-        for i in range(20_000)
+        LanePiece(2 * i, 2 * i + 2, key if i % 10 else (CELL, 4, "backward"), "cm"[i % 10 == 0]) for i in range(20_000)
     ]
     drawn = lanes_of(dict.fromkeys(range(40), pieces), (0, 40_000), {key: 0}, 5)
     assert sum(len(lane.starts) for lane in drawn.lanes) <= MOST_PIECES
@@ -406,7 +402,11 @@ def test_lanes_are_few_pieces_that_keep_the_time_of_each_kind():
 
 def test_lanes_of_few_pieces_are_exact():
     key = (CELL, 3, "forward")
-    pieces = [Piece(0, 500, key, "c"), Piece(500, 700, (None, None, None), "m"), Piece(900, 2000, key, "w")]
+    pieces = [
+        LanePiece(0, 500, key, "c"),
+        LanePiece(500, 700, (None, None, None), "m"),
+        LanePiece(900, 2000, key, "w"),
+    ]
     (lane,) = lanes_of({3: pieces}, (0, 2000), {key: 4}, None).lanes
     assert (lane.device, lane.starts, lane.takes, lane.of, lane.kinds) == (
         3,

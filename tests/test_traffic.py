@@ -13,22 +13,22 @@ from theory.steps import STEPS
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.strategies.footprint import Footprint, footprint
-from jaxshard_magic.strategies.hold import Hold
-from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.strategies.planned_collectives import planned_collectives
+from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
 F32, WIDTH, HIDDEN, EXAMPLES = 4, 64, 256, 32
 
 
-def planned(step, args, strategy: str, mesh: str, **options) -> Hold:
+def planned(step, args, strategy: str, mesh: str, **options) -> ShardedLowering:
     found = jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(mesh), **options).planned(*args)
-    assert isinstance(found.plan.run, Hold)
+    assert isinstance(found.plan.run, ShardedLowering)
     return found.plan.run
 
 
-def sent(plan: Hold) -> Counter:
+def sent(plan: ShardedLowering) -> Counter:
     """Without sums of a single number, which compilers merge."""
     moves = Counter()
-    for move in traffic(plan):
+    for move in planned_collectives(plan):
         if move.bytes > F32:
             moves[move.kind, move.axes, move.bytes] += move.count
     return moves
@@ -60,7 +60,7 @@ def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along
     mesh = jaxshard_magic.mesh("cpu:8 data=4 seq=2")
     step = jaxshard_magic.shard(call.step, "dp+sp", mesh=mesh, attention=how)
     run = step.prepare(state, call.batch).plan.run
-    assert isinstance(run, Hold)
+    assert isinstance(run, ShardedLowering)
     keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
     moves = {
         "gather": {("all-gather", keys): 2, ("reduce-scatter", keys): 2},
@@ -79,7 +79,7 @@ def test_a_tpu_gathers_keys_and_values_in_bfloat16_for_each_pass():
     call = STEPS["transformer, scanned"]()
     step = jaxshard_magic.shard(call.step, "dp+sp", mesh=jaxshard_magic.mesh("v5e:2x4 data=4 seq=2"))
     run = step.prepare(call.state, call.batch).plan.run
-    assert isinstance(run, Hold)
+    assert isinstance(run, ShardedLowering)
     keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
     for moves in (sent(run), compiled(step)):
         gathers = {size: n for (kind, _, size), n in moves.items() if kind == "all-gather"}
@@ -97,7 +97,7 @@ def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_position
 def test_with_positions_on_the_model_axis_a_plan_sends_no_more_than_the_compiled_step():
     call = STEPS["transformer"]()
     args, mesh = (call.state, call.batch), "cpu:8 data=4 model=2"
-    moves = traffic(planned(call.step, args, "fsdp+tp+sp", mesh))
+    moves = planned_collectives(planned(call.step, args, "fsdp+tp+sp", mesh))
     told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in moves)
     step = jaxshard_magic.shard(call.step, "fsdp+tp+sp", mesh=jaxshard_magic.mesh(mesh))
     step.prepare(*args)
@@ -122,7 +122,7 @@ def arguments():
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp+tp"])
 def test_along_an_axis_of_one_device_nothing_is_sent(strategy):
     plan = planned(layers, arguments(), strategy, "cpu:8 data=1 model=8")
-    assert not any("data" in move.axes for move in traffic(plan))
+    assert not any("data" in move.axes for move in planned_collectives(plan))
     assert bool(sent(plan)) == (strategy == "fsdp+tp")
 
 
@@ -143,7 +143,7 @@ def test_a_cpu_sends_bfloat16_as_float32():
     params, batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arguments())
     step = jaxshard_magic.shard(layers, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
     run = step.prepare(params, batch).plan.run
-    assert isinstance(run, Hold)
+    assert isinstance(run, ShardedLowering)
     moves = {("all-gather", ("data",), WEIGHT): 2, ("all-reduce", ("data",), WEIGHT): 2}
     assert sent(run) == compiled(step) == moves
 
@@ -152,11 +152,11 @@ def test_a_cpu_sends_bfloat16_as_float32():
 def test_for_a_tpu_weights_are_gathered_as_it_multiplies_them():
     step = jaxshard_magic.shard(layers, "fsdp", mesh=jaxshard_magic.mesh("v5e:2x4 data=8"))
     entry = step.prepare(*arguments())
-    assert isinstance(entry.plan.run, Hold)
-    told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in traffic(entry.plan.run))
+    assert isinstance(entry.plan.run, ShardedLowering)
+    told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in planned_collectives(entry.plan.run))
     measured = sum(c.wire_bytes for c in step.report().collectives or ())
     assert told == measured
-    gathers = [m.bytes for m in traffic(entry.plan.run) if m.kind == "all-gather"]
+    gathers = [m.bytes for m in planned_collectives(entry.plan.run) if m.kind == "all-gather"]
     assert set(gathers) == {WEIGHT // 2}  # of float32, in bfloat16
 
 
@@ -237,11 +237,7 @@ def test_a_tpu_sends_behind_a_loop_what_it_only_adds_up(form):
         planned = sharded.plan(shapes, batch)
         sharded.prepare(shapes, batch)
         for report in (planned, sharded.report()):
-            sent = sum(
-                c.bytes * c.count
-                for c in report.collectives or ()
-                if c.kind == "all-reduce" and c.bytes > F32
-            )
+            sent = sum(c.bytes * c.count for c in report.collectives or () if c.kind == "all-reduce" and c.bytes > F32)
             assert sent == sums * 2 * WIDTH * 4 * WIDTH * F32
 
 
@@ -261,10 +257,10 @@ def test_between_the_arrays_lie_what_products_made_and_the_gradients_until_they_
     with both gradients of the weights."""
     found = held("dp", "cpu:8 data=8", (0, 1))
     result = EXAMPLES * WIDTH * F32 // 8
-    assert 2 * WEIGHT <= found.between <= 2 * WEIGHT + 2 * ACTIVATION // 8 + 2 * result
+    assert 2 * WEIGHT <= found.temporaries <= 2 * WEIGHT + 2 * ACTIVATION // 8 + 2 * result
 
 
 def test_microbatches_hold_the_gradients_so_far_beside_the_new_ones():
     whole, parts = (held("dp", "cpu:2 data=2", (0, 1), microbatches=m) for m in (1, 4))
     assert parts.arrays == whole.arrays
-    assert whole.between < parts.between < whole.between + 2 * WEIGHT
+    assert whole.temporaries < parts.temporaries < whole.temporaries + 2 * WEIGHT

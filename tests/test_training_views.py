@@ -11,7 +11,7 @@ from sample_metrics import metrics, run
 from sample_reports import attached
 
 from jaxshard_magic.notebook import training_view
-from jaxshard_magic.notebook.training_view import TrainingView
+from jaxshard_magic.notebook.training_view import TrainingOutput
 from jaxshard_magic.report import Metrics
 from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.views import show as shows
@@ -68,9 +68,7 @@ def test_two_runs_lie_over_each_other_each_with_its_dash():
     section = html[html.index("<b>Curves</b>") :].partition("</details>")[0]
     assert "fsdp+tp #3" in section and "fsdp+tp #5" in section and "fsdp+tp #7" not in section
     drawing = section[section.index("<b>loss</b>") :]
-    lines = re.findall(
-        r'<path d="M[^"]*" fill="none" stroke="currentColor"[^>]*>', drawing.partition("</svg>")[0]
-    )
+    lines = re.findall(r'<path d="M[^"]*" fill="none" stroke="currentColor"[^>]*>', drawing.partition("</svg>")[0])
     assert ["stroke-dasharray" in line for line in lines] == [False, True]
     assert re.search(r"Curves\n  loss +first +last  over the steps\n  fsdp\+tp #3 +10 +0\.025  [▁-█]", text)
     assert "Curves" not in compared(metrics(), None).to_html() + compared(metrics(), None).to_text()
@@ -121,7 +119,7 @@ def page(monkeypatch):
 
 
 def test_a_view_appears_once_training_is_evident_and_takes_the_lines_place(page):
-    view = TrainingView(run(400), "auto")
+    view = TrainingOutput(run(400), "auto")
     view("step 1", None)
     assert not view.shown
     page.now += training_view.EVIDENT
@@ -134,9 +132,9 @@ def test_a_view_appears_once_training_is_evident_and_takes_the_lines_place(page)
 
 def test_a_short_run_and_a_reader_of_text_have_no_view(page):
     for view in (
-        TrainingView(run(4), "auto"),
-        TrainingView(run(400), "text"),
-        TrainingView(run(9), "auto", False),
+        TrainingOutput(run(4), "auto"),
+        TrainingOutput(run(400), "text"),
+        TrainingOutput(run(9), "auto", False),
     ):
         with view:
             view("step 1", None)
@@ -147,16 +145,16 @@ def test_a_short_run_and_a_reader_of_text_have_no_view(page):
 
 def test_what_is_new_adds_up_to_all_there_is(page):
     made = run(10)
-    view = TrainingView(made, "auto")
+    view = TrainingOutput(made, "auto")
     with view:
         for part in range(60):  # long enough for buckets to merge twice
             for step in range(made.steps + 1, made.steps + 11):
-                made.add(training_row(step))
+                made.add_row(training_row(step))
                 made.steps = step
             page.now += 0.6
             view(f"step {made.steps}", None)
             if view.shown:
-                whole = payload.update(0, made.tails({}), "", None)["curves"]
+                whole = payload.update_payload(0, made.tails({}), "", None)["curves"]
                 assert page.pages[0].curves == {curve["name"]: curve["buckets"] for curve in whole}, part
     shown = page.pages[0]
     assert [update["number"] for update in shown.told] == list(range(1, len(shown.told) + 1))
@@ -166,20 +164,20 @@ def test_what_is_new_adds_up_to_all_there_is(page):
 
 
 def training_row(step: int):
-    from jaxshard_magic.live import Row
+    from jaxshard_magic.live import MetricsRow
 
-    return Row(step, step / 100, {"loss": 10 / step, "acc": step / 600})
+    return MetricsRow(step, step / 100, {"loss": 10 / step, "acc": step / 600})
 
 
 @pytest.mark.ci
 def test_hours_of_training_tell_their_page_seldom(page):
     made, hours = run(400), 6 * 3600
-    with TrainingView(made, "auto") as view:
+    with TrainingOutput(made, "auto") as view:
         for _ in range(2 * hours):
             page.now += 0.5
             made.steps += 1
             view(f"step {made.steps}", None)
-    assert hours / training_view.SELDOM / 2 < len(page.pages[0].told) < hours / training_view.SELDOM + 2_500
+    assert hours / training_view.MAX_UPDATE_S / 2 < len(page.pages[0].told) < hours / training_view.MAX_UPDATE_S + 2_500
     assert len(page.pages[0].static) < 200
 
 
@@ -210,7 +208,7 @@ def test_the_widget_of_a_comparison_draws_two_runs_over_each_other(show: Stage):
 def test_the_widget_draws_what_it_is_told_in_both_themes(show: Stage, theme):
     made = run(100)
     tails = made.tails({})
-    whole = payload.update(1, tails, "step 100 of 800, loss 0.1", 0.125)
+    whole = payload.update_payload(1, tails, "step 100 of 800, loss 0.1", 0.125)
     for width in (900, 620):
         shown = show(payload.packed_training(whole), width=width, theme=theme, bundle="live")
         shown.settle()
@@ -222,14 +220,14 @@ def test_the_widget_draws_what_it_is_told_in_both_themes(show: Stage, theme):
     before = charts.first.locator(".jsm-curve-mean").get_attribute("d")
 
     later = run(200, astray=150)
-    more = payload.update(2, later.tails(payload.held(tails)), "step 200 of 800, loss NaN", 0.25)
+    more = payload.update_payload(2, later.tails(payload.bucket_counts(tails)), "step 200 of 800, loss NaN", 0.25)
     shown.page.evaluate("update => model.tell('msg:custom', {kind: 'update', update})", more)
     shown.settle()
     expect(shown.root.locator(".jsm-lead")).to_have_text("step 200 of 800, loss NaN")
     assert charts.first.locator(".jsm-curve-mean").get_attribute("d") != before
     expect(charts.first.locator(".jsm-curve-astray")).to_have_count(1)
 
-    missed = payload.update(9, later.tails({}), "step 999", 0.5)
+    missed = payload.update_payload(9, later.tails({}), "step 999", 0.5)
     shown.page.evaluate("update => model.tell('msg:custom', {kind: 'update', update})", missed)
     shown.settle()
     expect(shown.root.locator(".jsm-lead")).to_have_text("step 200 of 800, loss NaN")
@@ -237,7 +235,7 @@ def test_the_widget_draws_what_it_is_told_in_both_themes(show: Stage, theme):
 
 def test_the_widget_leaves_nothing_behind_and_takes_names_as_text(show: Stage):
     made = run(50, own={HOSTILE: 1.0})
-    shown = show(payload.packed_training(payload.update(1, made.tails({}), HOSTILE, None)), bundle="live")
+    shown = show(payload.packed_training(payload.update_payload(1, made.tails({}), HOSTILE, None)), bundle="live")
     shown.settle()
     assert shown.root.locator("script").count() == 0 and "<script>" in shown.root.inner_text()
     expect(shown.root.get_by_role("progressbar")).to_be_hidden()

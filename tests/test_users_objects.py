@@ -87,9 +87,7 @@ def test_a_static_argument_with_slots_is_one(given):
 def test_an_attribute_on_the_way_to_a_step_that_raises_is_one_line(given):
     given.run(LAZY)
     said = str(given.fails("%%shard dp --step slow.step\npass"))
-    assert (
-        said == "--step slow.step: slow.step can't be read, which raises RuntimeError: only inside of a step"
-    )
+    assert said == "--step slow.step: slow.step can't be read, which raises RuntimeError: only inside of a step"
 
 
 @pytest.mark.parametrize("decorated", ["", "\n@jax.jit"])
@@ -97,11 +95,7 @@ def test_a_result_in_an_object_that_is_no_pytree_is_refused_in_a_line(given, dec
     given.run("import dataclasses\n@dataclasses.dataclass\nclass Out:\n    loss: object")
     error = given.fails("%%shard dp" + decorated + STEP.replace(", loss\n", ", Out(loss)\n") + LOOP)
     said = str(error)
-    assert (
-        "train_step returns an object of Out" in said
-        and "register_dataclass(Out)" in said
-        and "\n" not in said
-    )
+    assert "train_step returns an object of Out" in said and "register_dataclass(Out)" in said and "\n" not in said
 
 
 def test_a_plain_method_reads_arrays_of_its_own_object_in_each_call(given):
@@ -115,7 +109,5 @@ trainer, start = Trainer(), state
 """)
     given.run("%%shard dp --step trainer.step\nstate = trainer.step(state, batch)")
     assert len(given["state"]["w"].sharding.device_set) == 8
-    given.run(
-        "trainer.rate = jnp.zeros(())\nmoved = float(abs(trainer.step(start, batch)['w'] - start['w']).max())"
-    )
+    given.run("trainer.rate = jnp.zeros(())\nmoved = float(abs(trainer.step(start, batch)['w'] - start['w']).max())")
     assert given["moved"] == 0

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.varying import varying
+from jaxshard_magic.program.varying_axes import varying_axes
 
 
 def differs(fun, *args, split=(0,), names=("i",), **options):
     """Along which axes the results of `fun` differ, where the arguments `split` do."""
     closed = jax.make_jaxpr(fun, axis_env=[(n, 8) for n in names])(*args)
     program = Program(closed)
-    found = varying(program, {program.inputs[k]: frozenset(names) for k in split}, **options)
+    found = varying_axes(program, {program.inputs[k]: frozenset(names) for k in split}, **options)
     return ["".join(sorted(found[v])) if v is not None else "" for v in program.outputs]
 
 
@@ -46,9 +46,7 @@ def test_what_differs_goes_round_loops_and_through_branches():
             return (b, c, c + x), lax.psum(c, "i")  # x reaches a after three trips
 
         (a, b, c), sums = lax.scan(trip, (w, w, w), None, length=2)
-        inner = lax.scan(
-            lambda s, _: (lax.scan(lambda t, _: (t + s, None), s, None, 2)[0], None), x, None, 2
-        )[0]
+        inner = lax.scan(lambda s, _: (lax.scan(lambda t, _: (t + s, None), s, None, 2)[0], None), x, None, 2)[0]
         branch = lax.cond(x > 0, lambda: w, lambda: 2 * w)
         same = lax.cond(w > 0, lambda: w, lambda: 2 * w)
         trips = lax.while_loop(lambda s: s < x, lambda s: s + w, w)

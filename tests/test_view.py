@@ -13,7 +13,7 @@ from sample_reports import SAMPLES, attached, bare, hostile, large
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.views import widget
-from jaxshard_magic.views.payload import packed
+from jaxshard_magic.views.payload import packed_report
 
 STATIC = Path(widget.__file__).parents[1] / "static"
 
@@ -37,7 +37,7 @@ class Front:
 def test_every_report_has_a_view(name):
     report = SAMPLES[name]()
     assert report.view.report is report
-    assert report.view.get_state()["_data"] == packed(report)
+    assert report.view.get_state()["_data"] == packed_report(report)
 
 
 def test_a_report_has_one_view():
@@ -163,7 +163,7 @@ def test_a_front_end_may_ask_for_the_module(view, monkeypatch):
         {"kind": "module", "digest": view._module.digest, "text": view._module.text},
     ]
     for junk in ({"kind": "x"}, {}, "module", None, 3):
-        view._answer(view, junk, [])
+        view._reply(view, junk, [])
     assert len(front.messages) == 1
 
 

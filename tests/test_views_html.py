@@ -157,8 +157,7 @@ def test_a_source_without_text_says_why():
 
 def test_of_many_lines_the_forty_that_move_most_are_listed():
     many = tuple(
-        Collective("all-gather", ("data",), 4, 1, n * MIB, n * MIB, line=n, file="cell [7]")
-        for n in range(1, 51)
+        Collective("all-gather", ("data",), 4, 1, n * MIB, n * MIB, line=n, file="cell [7]") for n in range(1, 51)
     )
     html = replace(simulated(), collectives=many).to_html()
     assert [row[0] for row in rows_of(html)] == [f"[7]:{n}" for n in range(11, 51)]
@@ -241,9 +240,7 @@ def test_a_drawing_of_blocks_says_the_same_in_words(shape, spec, said):
 
 
 def _shaded(drawing: str) -> tuple[float, float]:
-    size = re.search(
-        r'<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" fill="currentColor"', drawing
-    )
+    size = re.search(r'<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" fill="currentColor"', drawing)
     assert size is not None
     return float(size[1]), float(size[2])
 

@@ -52,7 +52,7 @@ def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
 def test_what_a_leaf_and_its_moments_lost_is_told_together():
     # 50257 * 768 * 4 bytes over data=4; half of it could have gone: 18.4 MiB, three times 55.2 MiB
     row = next(r for r in leaf_rows.fold(gpt_leaves()) if r.path == "wte.embedding")
-    said = leaf_rows.not_cut(row).replace(SPACE, " ")
+    said = leaf_rows.unsharded_text(row).replace(SPACE, " ")
     assert said == "not cut over model, +18.4 MiB, +55.2 MiB with 2 optimizer leaves"
 
 
@@ -62,14 +62,14 @@ def test_every_leaf_not_cut_as_wanted_is_listed_or_counted():
     leaves += [leaf(f"{chr(97 + i)}.odd", (3 + 2 * i,), (), axes, wanted=("data",)) for i in range(15)]
     found = leaf_rows.listing(replace(bare(), leaves=tuple(leaves)))
     assert sum(bool(r.leaf.wanted) for r in found.rows) == leaf_rows.WANTED_ROWS
-    assert found.below[0].startswith("3 more leaves are not cut as wanted")
+    assert found.notes[0].startswith("3 more leaves are not cut as wanted")
 
 
 def test_leaves_without_a_row_that_are_whole_everywhere_are_counted():
     report = attached()
     whole = [x for x in report.leaves if not x.spec and x.role != "optimizer"] + [report.leaves[-3]]
     size = sum(x.bytes_per_device for x in whole)
-    below = leaf_rows.listing(report).below[0].replace(SPACE, " ")
+    below = leaf_rows.listing(report).notes[0].replace(SPACE, " ")
     assert below == f"{len(whole)} more leaves are whole on every device, {size / 1024:.0f} KiB together"
 
 

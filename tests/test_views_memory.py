@@ -15,9 +15,7 @@ def filled(buffers=(SCORES, STRANGE), **device) -> Report:
     report = attached()
     assert report.memory is not None
     rows = tuple(replace(d, **device) for d in report.memory.per_device)
-    return replace(
-        report, memory=replace(report.memory, per_device=rows, buffers=buffers, others=(3, 5 * MIB))
-    )
+    return replace(report, memory=replace(report.memory, per_device=rows, buffers=buffers, others=(3, 5 * MIB)))
 
 
 def test_html_has_a_row_for_each_buffer_with_its_line():

@@ -6,7 +6,7 @@ import pytest
 from sample_reports import attached, mesh
 
 from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
-from jaxshard_magic.views.text import cells
+from jaxshard_magic.views.text import display_width
 
 MESHES = [{"data": 1}, {"data": 8}, {"data": 512}, {"data": 4, "model": 2}, {"data": 64, "model": 8}]
 MESHES += [
@@ -20,7 +20,7 @@ MESHES += [
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_a_mesh_fits_the_terminal(axes: dict[str, int]):
     lines = mesh_text(mesh(axes), 80).split("\n")
-    assert max(map(cells, lines)) <= 80
+    assert max(map(display_width, lines)) <= 80
     assert len(lines) <= 40
 
 
@@ -51,9 +51,7 @@ def test_how_what_is_sent_goes_along_an_axis_is_told_where_something_is():
     assert f"\n  data: {along['data']}\n  model: ICI line\n" in told.to_text(100)
     assert "2 hops from end to end" in told.to_html()
     alone = [c for c in report.collectives or () if c.axes == ("data",)]
-    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), (
-        "nothing goes along model"
-    )
+    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), "nothing goes along model"
 
 
 def test_a_mesh_over_hosts_tells_which_devices_each_has():

@@ -29,11 +29,11 @@ from sample_reports import (
     wrong,
 )
 
-from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, Spread, Timing
-from jaxshard_magic.views import device_memory, marks, words
+from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, TimeSpread, Timing
+from jaxshard_magic.views import device_memory, figure_marks, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.terminal import writable
-from jaxshard_magic.views.text import cells
+from jaxshard_magic.views.text import display_width
 
 DATA = Path(__file__).parent / "data"
 
@@ -54,7 +54,7 @@ def test_no_line_is_wider_than_asked_but_a_fix_to_paste(name: str, width: int, l
     report = SAMPLES[name]()
     fixes = {"    " + line for a in report.advice if a.fix for line in a.fix.splitlines()}
     for line in report.to_text(width, leaves).split("\n"):
-        assert cells(line) <= width or line in fixes
+        assert display_width(line) <= width or line in fixes
         assert line == line.rstrip()
         assert line.isprintable()
 
@@ -159,9 +159,7 @@ def test_most_is_said_only_above_half():
 def test_a_figure_that_is_not_known_is_a_dash_and_never_0():
     lines = unknown().to_text(80).split("\n")
     figures = {
-        line.split()[0]: line.split()[1]
-        for line in lines
-        if re.match(r"  (step|peak|sent|compile|numbers) ", line)
+        line.split()[0]: line.split()[1] for line in lines if re.match(r"  (step|peak|sent|compile|numbers) ", line)
     }
     assert figures == dict.fromkeys(("step", "peak", "sent", "compile", "numbers"), "-")
     assert any("temporaries -" in line for line in lines)
@@ -180,7 +178,7 @@ def test_simulated_devices_say_what_their_figures_mean():
     [
         (
             "attached",
-            Timing(6.8, 1000, 999, Spread(46.8e-3, 47.3e-3, 49.1e-3), how="step to step"),
+            Timing(6.8, 1000, 999, TimeSpread(46.8e-3, 47.3e-3, 49.1e-3), how="step to step"),
             (
                 "step time, measured",
                 "47.3 ms",
@@ -189,9 +187,7 @@ def test_simulated_devices_say_what_their_figures_mean():
         ),
         (
             "attached",
-            Timing(
-                6.8, 1000, 24, Spread(0.05, 0.05, 0.06), 46e-3, how="start to end", apart_s=0.35, others=2
-            ),
+            Timing(6.8, 1000, 24, TimeSpread(0.05, 0.05, 0.06), 46e-3, how="start to end", apart_s=0.35, others=2),
             (
                 "step time, measured",
                 "50.0 ms",
@@ -201,7 +197,7 @@ def test_simulated_devices_say_what_their_figures_mean():
         ),
         (
             "attached",
-            Timing(6.8, 20, 20, Spread(0.05, 0.05, 0.06), apart_s=0.08, data_share=0.4),
+            Timing(6.8, 20, 20, TimeSpread(0.05, 0.05, 0.06), apart_s=0.08, data_share=0.4),
             (
                 "step time, measured",
                 "50.0 ms",
@@ -210,17 +206,17 @@ def test_simulated_devices_say_what_their_figures_mean():
         ),
         (
             "attached",
-            Timing(6.8, 1, 3, Spread(0.05, 0.05, 0.06), how="copies"),
+            Timing(6.8, 1, 3, TimeSpread(0.05, 0.05, 0.06), how="copies"),
             ("step time, measured", "50.0 ms", "50.0 to 60.0 ms, over 3 calls on copies"),
         ),
         (
             "attached",
-            Timing(6.8, 1, 1, Spread(0.05, 0.05, 0.05)),
+            Timing(6.8, 1, 1, TimeSpread(0.05, 0.05, 0.05)),
             ("step time, measured", "50.0 ms", "one call"),
         ),
         (
             "simulated",
-            Timing(6.8, 20, 19, Spread(1.7, 1.8, 1.9), 46e-3, on="TPU v5e", how="step to step"),
+            Timing(6.8, 20, 19, TimeSpread(1.7, 1.8, 1.9), 46e-3, on="TPU v5e", how="step to step"),
             ("step time, predicted", "46.0 ms", "for TPU v5e, 1.80 s on this CPU, over all 20 calls but one"),
         ),
         (
@@ -233,7 +229,7 @@ def test_simulated_devices_say_what_their_figures_mean():
 )
 def test_a_step_time_is_a_chips_and_says_how_it_was_measured_over_which_calls(source, timing, said):
     report = replace(attached(), mesh=mesh({"data": 8}, source), timing=timing)
-    figure, mark = words.figures(report)[0], marks.marks(report)[0]
+    figure, mark = words.figures(report)[0], figure_marks.marks(report)[0]
     assert tuple(part.replace("\u202f", " ") for part in (figure.label, figure.value, figure.note)) == said
     assert (mark is not None) == (said[0] == "step time, measured")  # no axis has a CPU's time on it
 
@@ -246,23 +242,16 @@ def test_what_was_not_run_says_so():
 
 def test_noise_is_named_and_is_no_error():
     text = noisy().to_text(80)
-    assert (
-        "2 leaves with rounding noise only, no error:\n  state.params.attn.key.bias (all 768 numbers)\n"
-        in text
-    )
+    assert "2 leaves with rounding noise only, no error:\n  state.params.attn.key.bias (all 768 numbers)\n" in text
     assert "  state.opt_state[0].mu.attn.key.bias (12 of 768 numbers)\n" in text + "\n"
     assert words.verdict(noisy()).ok
 
 
 def test_wrong_leaves_are_named():
-    assert "2 leaves not the same:\n  params.wte.embedding\n  params.blocks.mlp.up.kernel" in wrong().to_text(
-        80
-    )
+    assert "2 leaves not the same:\n  params.wte.embedding\n  params.blocks.mlp.up.kernel" in wrong().to_text(80)
 
 
-@pytest.mark.parametrize(
-    ("compiler", "said"), [(True, "the compiler's"), (False, "please report it"), (None, "")]
-)
+@pytest.mark.parametrize(("compiler", "said"), [(True, "the compiler's"), (False, "please report it"), (None, "")])
 def test_wrong_leaves_are_followed_by_whose_fault_they_are(compiler: bool | None, said: str):
     report = wrong()
     assert report.check is not None
@@ -324,11 +313,7 @@ def test_devices_with_one_peak_but_other_roles_keep_their_own_bars():
 
 
 def test_512_devices_are_three_bars():
-    said = (
-        words.memory_sentence(large().memory or pytest.fail("no memory"))
-        .replace(SPACE, " ")
-        .replace("\u00a0", " ")
-    )
+    said = words.memory_sentence(large().memory or pytest.fail("no memory")).replace(SPACE, " ").replace("\u00a0", " ")
     assert said == (
         "device 17 is fullest, 10.8 of 15.75 GiB; devices 0 to 16, 18 to 63 are alike at 9.93 GiB;"
         " devices 64 to 511 are alike at 8.56 GiB"
@@ -337,9 +322,7 @@ def test_512_devices_are_three_bars():
 
 def test_the_limit_stands_at_its_place_in_the_bar():
     half = Memory((DeviceMemory(0, 0, 0, 0, 0, GIB, GIB, 2 * GIB),), "compiled")
-    line = next(
-        x for x in replace(attached(), memory=half).to_text(80).split("\n") if x.endswith("1.00 of 2 GiB")
-    )
+    line = next(x for x in replace(attached(), memory=half).to_text(80).split("\n") if x.endswith("1.00 of 2 GiB"))
     drawn = line.split()[1]
     assert drawn[-1] == "|"
     assert drawn.count("\u2592") == round(len(drawn) / 2)

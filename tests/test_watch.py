@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 import jaxshard_magic
-from jaxshard_magic.analysis.throughput import known_of
+from jaxshard_magic.analysis.throughput import work_per_call
 from jaxshard_magic.program.trace import path_name
-from jaxshard_magic.step import Watch
+from jaxshard_magic.step import LoopMonitor
 
 PARAMS, BATCH = {"w": jnp.ones((4, 4))}, jnp.ones((8, 4))
 
@@ -33,9 +33,7 @@ def gradient_step(result):
 
 
 def aux_step(params, batch):
-    (loss, aux), grads = jax.value_and_grad(lambda p: (loss_fn(p, batch), jnp.sum(batch)), has_aux=True)(
-        params
-    )
+    (loss, aux), grads = jax.value_and_grad(lambda p: (loss_fn(p, batch), jnp.sum(batch)), has_aux=True)(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (aux, loss)
 
 
@@ -193,7 +191,7 @@ def test_the_loss_of_a_step_that_returns(step, path, mesh):
 def followed(step, *args, calls: int = 3, **options):
     """A Watch of a step that was called on its own results."""
     sharded = jaxshard_magic.shard(step, "dp", **options)
-    watch = Watch()
+    watch = LoopMonitor()
     watch.follow(sharded)
     state, *rest = args
     for _ in range(calls):
@@ -202,11 +200,11 @@ def followed(step, *args, calls: int = 3, **options):
     return sharded, watch, out
 
 
-def settled(watch: Watch, calls: int) -> float | None:
+def settled(watch: LoopMonitor, calls: int) -> float | None:
     until = time.perf_counter() + 30
-    while watch.finished()[0] < calls and time.perf_counter() < until:
+    while watch.finished_calls()[0] < calls and time.perf_counter() < until:
         time.sleep(0.01)
-    finished, loss = watch.finished()
+    finished, loss = watch.finished_calls()
     assert finished == calls
     return loss
 
@@ -233,7 +231,7 @@ def test_a_watch_reads_what_an_nnx_step_returns(mesh):
         return loss
 
     sharded = jaxshard_magic.shard(step, "dp", mesh=mesh)
-    watch = Watch()
+    watch = LoopMonitor()
     watch.follow(sharded)
     losses = [sharded(model, optimizer, BATCH) for _ in range(3)]
     assert settled(watch, 3) == float(losses[-1])
@@ -251,12 +249,10 @@ def test_a_step_that_returns_nothing_is_counted(mesh):
 
 
 def test_donated_state_is_counted_and_not_kept(mesh):
-    sharded, watch, new = followed(
-        gradient_step(lambda new, loss, acc: new), PARAMS, BATCH, mesh=mesh, donate=True
-    )
+    sharded, watch, new = followed(gradient_step(lambda new, loss, acc: new), PARAMS, BATCH, mesh=mesh, donate=True)
     assert sharded.entry.donated
     assert settled(watch, 3) is None
-    watch.leave()
+    watch.stop()
     assert not new["w"].is_deleted()
 
 
@@ -277,15 +273,15 @@ def test_a_step_that_still_runs_is_not_waited_for(mesh):
         return w + 1, {"loss": w.sum(), "late": w.sum() + 1}
 
     sharded = jaxshard_magic.shard(step, "dp", mesh=mesh)
-    watch, until = Watch(), threading.Event()
+    watch, until = LoopMonitor(), threading.Event()
     watch.follow(sharded)
     w, _ = sharded(jnp.ones(4))
     jax.block_until_ready(w)
     sharded.loops.restart()  # so that no call is waited for to be timed
-    before = watch.finished()
+    before = watch.finished_calls()
     sharded(held(w, until))
-    watch.look()
-    looked = watch.finished()
+    watch.read_ready()
+    looked = watch.finished_calls()
     until.set()
     assert looked == before == (1, 4.0)
     assert settled(watch, 2) == 8.0
@@ -328,7 +324,7 @@ def test_what_a_taker_of_rows_raises_the_loop_raises_and_the_state_is_whole(mesh
     state, _ = sharded((PARAMS, optax.adam(1e-3).init(PARAMS)), BATCH)
     jax.block_until_ready(state)
     assert sharded.watched is not None
-    sharded.watched.look()
+    sharded.watched.read_ready()
     with pytest.raises(OSError, match="disk full"):
         sharded(state, BATCH)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -353,33 +349,31 @@ def test_examples_and_tokens_are_counted_by_the_batch_and_the_rule_is_told(mesh,
     """Without the rows that are added to it."""
 
     def step(table, batch):
-        loss, grads = jax.value_and_grad(lambda t: jnp.mean(t[batch["ids"]] ** 2 + batch["label"].sum()))(
-            table
-        )
+        loss, grads = jax.value_and_grad(lambda t: jnp.mean(t[batch["ids"]] ** 2 + batch["label"].sum()))(table)
         return table - grads, loss
 
     batch = {"ids": jnp.zeros((examples, 16), jnp.int32), "label": jnp.zeros(examples, jnp.int32)}
     entry = jaxshard_magic.shard(step, "dp", mesh=mesh, pad=True).prepare(jnp.ones((32, 4)), batch)
-    assert bool(entry.added) == (examples == 7)
-    known = known_of(entry)
+    assert bool(entry.padding) == (examples == 7)
+    known = work_per_call(entry)
     assert (known.examples, known.tokens) == (examples, examples * 16)
-    assert known.tokens_by == f"{examples * 16} a step, batch.ids[{examples},16]"
-    assert known.examples_by == f"{examples} a step, of batch.ids[{examples},16]"
+    assert known.tokens_rule == f"{examples * 16} a step, batch.ids[{examples},16]"
+    assert known.examples_rule == f"{examples} a step, of batch.ids[{examples},16]"
     assert known.ideal_s is None, "a CPU has no published peak"
 
 
 def test_a_step_that_is_not_followed_leaves_nothing(mesh):
     sharded, watch, _ = followed(gradient_step(lambda new, loss, acc: (new, loss)), PARAMS, BATCH, mesh=mesh)
-    watch.leave()
+    watch.stop()
     sharded(PARAMS, BATCH)
     assert watch.calls == 3 and sharded.watch is None
 
 
 def test_what_passes_after_the_loop_is_no_time_of_its_steps(mesh):
     sharded, watch, _ = followed(gradient_step(lambda new, loss, acc: (new, loss)), PARAMS, BATCH, mesh=mesh)
-    watch.finished()
+    watch.finished_calls()
     jax.block_until_ready(sharded(PARAMS, BATCH))
-    watch.leave()
+    watch.stop()
     time.sleep(0.6)  # a recording, or whatever the notebook does until the report is asked for again
     watch.settle()
     assert watch.run.steps == watch.calls == 4
@@ -389,15 +383,15 @@ def test_what_passes_after_the_loop_is_no_time_of_its_steps(mesh):
 
 def test_a_recording_after_the_loop_is_no_time_of_it(mesh):
     sharded = jaxshard_magic.shard(gradient_step(lambda new, loss, accuracy: (new, loss)), "dp", mesh=mesh)
-    watch, until, began, said = Watch(), threading.Event(), [], {}
-    watch.first = lambda: began.append(time.perf_counter())
+    watch, until, began, said = LoopMonitor(), threading.Event(), [], {}
+    watch.on_first_call = lambda: began.append(time.perf_counter())
     watch.follow(sharded)
     params, _ = sharded(PARAMS, BATCH)
     jax.block_until_ready(params)
     sharded.loops.restart()  # so that no call is waited for to be timed
     sharded({"w": held(params["w"], until)}, BATCH)
-    watch.leave()
-    finished = watch.finished()[0]
+    watch.stop()
+    finished = watch.finished_calls()[0]
     until.set()
     assert finished == 1, "the last call is still under way, as when a cell's loop ends"
     sharded.say = lambda doing: said.setdefault(doing, time.perf_counter())

@@ -8,9 +8,9 @@ from refusals import refusal
 from safetensors.numpy import load_file, save_file
 from weight_files import ABOUT, loaded, same, values
 
-from jaxshard_magic.checkpoints.rename import rules_of, to_here, to_there
-from jaxshard_magic.checkpoints.weights import Source, listing
-from jaxshard_magic.checkpoints.writing import save
+from jaxshard_magic.checkpoints.name_rules import pair_file_names, pair_state_names, parse_rules
+from jaxshard_magic.checkpoints.weight_loading import ArraySource, list_arrays
+from jaxshard_magic.checkpoints.weight_saving import save_weights
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,15 @@ def test_a_table_of_names_is_read_both_ways(rule, there, here, tmp_path):
     wanted = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in here.items()}
     found, notes = loaded(tmp_path / "w.safetensors", wanted, P(), [rule])
     assert not notes
-    save(tmp_path / "new" / "again.safetensors", found, rules_of([rule]), about=ABOUT)
+    save_weights(tmp_path / "new" / "again.safetensors", found, parse_rules([rule]), metadata=ABOUT)
     again = load_file(tmp_path / "new" / "again.safetensors")
     assert set(again) == set(tree) and all(same(again[name], x) for name, x in tree.items())
     for name in there:
-        [named] = [x for x in to_here(rules_of([rule]), there, "w") if x.there == name]
-        number = named.numbers
-        plain = (
-            tree[name].transpose([2, 3, 1, 0])
-            if "2310" in rule
-            else tree[name].T
-            if ":T" in rule
-            else tree[name]
-        )
-        assert same(np.asarray(found[named.here])[number], plain)
-    assert {x.there for x in to_there(rules_of([rule]), here, "w")} == set(there)
+        [named] = [x for x in pair_file_names(parse_rules([rule]), there, "w") if x.file_name == name]
+        number = named.stack_index
+        plain = tree[name].transpose([2, 3, 1, 0]) if "2310" in rule else tree[name].T if ":T" in rule else tree[name]
+        assert same(np.asarray(found[named.state_name])[number], plain)
+    assert {x.file_name for x in pair_state_names(parse_rules([rule]), here, "w")} == set(there)
 
 
 TABLES = {
@@ -93,7 +87,7 @@ def test_a_table_that_does_not_fit_is_told_before_anything_is_read(what, tmp_pat
     tree = {"fc.weight": np.zeros((4, 6), "float32"), "fc.bias": one, "h.0.w": one, "h.2.w": one, "x.0": one}
     tree |= {"g.0.0": one, "g.0.1": one, "g.1.0": one, "f.999999999": one}
     save_file(tree | {"x.1": np.zeros(3, "float32"), "y.0": one, "y.1": one}, tmp_path / "w.safetensors")
-    monkeypatch.setattr(Source, "part", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(ArraySource, "part", lambda *_: pytest.fail("read"))
     like = {"kernel": np.zeros((6, 4), "float32"), "y": np.zeros((2, 2), "float32")}
     if what == "shaped":
         like["kernel"] = like["kernel"].reshape(6, 2, 2)
@@ -103,7 +97,7 @@ def test_a_table_that_does_not_fit_is_told_before_anything_is_read(what, tmp_pat
 def test_names_that_differ_in_numbers_alone_are_told_in_a_line(tmp_path):
     layers = {f"h.{i}.w": np.zeros((2, 3), "float32") for i in range(12)}
     save_file(layers | {"norm": np.zeros(3, "float16")}, tmp_path / "w.safetensors")
-    assert listing(tmp_path / "w.safetensors") == [
+    assert list_arrays(tmp_path / "w.safetensors") == [
         "w.safetensors: 13 arrays, 294 bytes",
         "h.*.w float32[2,3], 12 of them",
         "norm float16[3]",

@@ -30,8 +30,8 @@ from weight_files import (
 )
 
 import jaxshard_magic
-from jaxshard_magic.checkpoints.weights import Source
-from jaxshard_magic.checkpoints.writing import save
+from jaxshard_magic.checkpoints.weight_loading import ArraySource
+from jaxshard_magic.checkpoints.weight_saving import save_weights
 
 DTYPES = (
     "float32",
@@ -63,8 +63,8 @@ def test_each_device_has_its_part_of_every_dtype_of_a_file_of_safetensors(spec, 
 def test_a_part_is_read_once_for_all_devices_that_hold_it_and_nothing_beside_the_parts(tmp_path, monkeypatch):
     tree = {"w": values(shape=(64, 32))}
     save_file(tree, tmp_path / "w.safetensors")
-    read, plain = [], Source.part
-    monkeypatch.setattr(Source, "part", lambda *a: read.append(plain(*a)) or read[-1])
+    read, plain = [], ArraySource.part
+    monkeypatch.setattr(ArraySource, "part", lambda *a: read.append(plain(*a)) or read[-1])
     for spec, parts in ((P("data", "model"), 8), (P("data"), 4), (P(None, "model"), 2), (P(), 1)):
         read.clear()
         loaded(tmp_path / "w.safetensors", tree, spec)
@@ -101,17 +101,15 @@ def test_the_libraries_themselves_read_what_is_written_from_any_layout(spec, tmp
     tree = {dtype: values(dtype) for dtype in DTYPES}
     placed = {name: jax.device_put(x, NamedSharding(mesh(), spec)) for name, x in tree.items()}
     placed |= {"host": values(), "one": jnp.float32(2), "none": jnp.zeros((0, 8))}
-    assert save(tmp_path / "w.safetensors", placed, about=ABOUT) == len(placed)
+    assert save_weights(tmp_path / "w.safetensors", placed, metadata=ABOUT) == len(placed)
     with safe_open(tmp_path / "w.safetensors", "numpy") as file:
         assert file.metadata() == ABOUT and set(file.keys()) == set(placed)
-        read = {
-            name: file.get_tensor(name) for name in placed if "float8" not in name
-        }  # numpy has none of these
+        read = {name: file.get_tensor(name) for name in placed if "float8" not in name}  # numpy has none of these
     assert all(same(read[name], placed[name]) for name in read)
     back, _ = loaded(tmp_path / "w.safetensors", shapes(placed))
     assert all(same(back[name], x) for name, x in placed.items())
     wide = {name: x for name, x in placed.items() if "float8" not in name}
-    save(tmp_path / "w.npz", wide, about=ABOUT)
+    save_weights(tmp_path / "w.npz", wide, metadata=ABOUT)
     with np.load(tmp_path / "w.npz") as file:
         assert set(file.keys()) == set(wide)
         assert all(same(file[name].view(x.dtype), x) for name, x in wide.items())
@@ -126,9 +124,7 @@ def test_weights_of_several_files_go_where_the_plan_has_the_parameters_alone(pat
     torch_files(tmp_path, params)
     found = step.restore(tmp_path / path, like=state["params"], rename=TORCH)
     assert all(map(same, jax.tree.leaves(found), jax.tree.leaves(params)))
-    assert [x.sharding for x in jax.tree.leaves(found)] == [
-        x.sharding for x in jax.tree.leaves(state["params"])
-    ]
+    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(state["params"])]
     assert not found["up"].sharding.is_fully_replicated
     after, _ = step({**state, "params": found}, np.ones((8, 64), "float32"))
     plain, _ = jax.jit(model)({**state, "params": params}, np.ones((8, 64), "float32"))
@@ -152,10 +148,7 @@ def test_a_state_of_linen_takes_its_parameters_from_a_file(tmp_path):
     save_file({"fc.weight": kernel, "fc.bias": values(shape=(256,))}, tmp_path / "w.safetensors")
     rename = {"fc.weight": "kernel:T", "fc": ""}
     found = sharded.restore(tmp_path / "w.safetensors", like=state.params, rename=rename)
-    assert (
-        same(found["kernel"], np.ascontiguousarray(kernel.T))
-        and not found["kernel"].sharding.is_fully_replicated
-    )
+    assert same(found["kernel"], np.ascontiguousarray(kernel.T)) and not found["kernel"].sharding.is_fully_replicated
     sharded.save(tmp_path / "c", state.replace(params=found))
     again = sharded.restore(tmp_path / "c", like=state.params)
     assert same(again["kernel"], found["kernel"]) and again["kernel"].sharding == found["kernel"].sharding
@@ -169,9 +162,7 @@ def test_generators_of_nnx_objects_are_left_out_and_stay_as_they_are(tmp_path):
     @nnx.jit
     def step(model, x):
         grads = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
-        nnx.update(
-            model, jax.tree.map(lambda p, g: p - g, nnx.state(model, nnx.Param), nnx.state(grads, nnx.Param))
-        )
+        nnx.update(model, jax.tree.map(lambda p, g: p - g, nnx.state(model, nnx.Param), nnx.state(grads, nnx.Param)))
 
     sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:2 data=2")
     first, other = made(0), made(1)

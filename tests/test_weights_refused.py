@@ -27,9 +27,9 @@ from weight_files import (
 )
 
 import jaxshard_magic
-from jaxshard_magic.checkpoints.rename import rules_of
-from jaxshard_magic.checkpoints.weights import listing
-from jaxshard_magic.checkpoints.writing import save
+from jaxshard_magic.checkpoints.name_rules import parse_rules
+from jaxshard_magic.checkpoints.weight_loading import list_arrays
+from jaxshard_magic.checkpoints.weight_saving import save_weights
 from jaxshard_magic.errors import ShardError
 
 
@@ -104,9 +104,7 @@ def test_an_npz_that_is_cut_off_or_has_objects_in_it_is_told_in_one_line(tmp_pat
     np.savez(path, w=np.zeros(100), x=np.array([{}], dtype=object))
     like = {"w": np.zeros(100, "float32")}
     found, [note] = loaded(path, like, cast=True)
-    assert same(found["w"], like["w"]) and note.startswith(
-        "w.npz has x object[1], which nothing here is called"
-    )
+    assert same(found["w"], like["w"]) and note.startswith("w.npz has x object[1], which nothing here is called")
     assert "x is of dtype object in w.npz, which can't be read" in refusal(loaded, path, {"x": np.zeros(1)})
     path.write_bytes(path.read_bytes()[:300])
     assert "is no .npz that numpy wrote, or is cut off" in refusal(loaded, path, like)
@@ -147,9 +145,9 @@ def test_many_names_take_no_longer_each_than_few(tmp_path):
         path.write_bytes(header(rows, bytes(8 * n)))
         like = {f"v{i}": np.zeros(2, "float32") for i in range(n)}
         start = time.process_time()
-        assert len(listing(path)) > 1
+        assert len(list_arrays(path)) > 1
         assert "has no v0." in refusal(loaded, path, like)
-        assert "w0.x is there twice" in refusal(listing, twice(path, n))
+        assert "w0.x is there twice" in refusal(list_arrays, twice(path, n))
         return time.process_time() - start
 
     def twice(path, n):
@@ -168,9 +166,7 @@ def test_an_index_that_names_what_is_not_there_is_told(tmp_path):
     told = json.loads(index.read_text())
     told["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"
     index.write_text(json.dumps(told))
-    assert "says that lm_head.weight is in model-00002-of-00002" in refusal(
-        loaded, tmp_path, like, rules=TORCH
-    )
+    assert "says that lm_head.weight is in model-00002-of-00002" in refusal(loaded, tmp_path, like, rules=TORCH)
     (tmp_path / "model-00001-of-00002.safetensors").unlink()
     assert "Did you mean 'model-00002-of-00002.safetensors'?" in refusal(loaded, tmp_path, like, rules=TORCH)
     index.write_text('{"weight_map": {"w": "../w.safetensors"}}')
@@ -183,38 +179,38 @@ def test_an_index_that_names_what_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize("name", ["w.safetensors", "w.npz"])
 def test_a_disk_that_is_full_leaves_the_file_that_was_there(name, tmp_path):
     small, large = {"w": np.ones(4, "float32")}, {"w": np.ones(1 << 18, "float32")}
-    save(tmp_path / name, small, about=ABOUT)
+    save_weights(tmp_path / name, small, metadata=ABOUT)
     before = (tmp_path / name).read_bytes()
     assert "is there already: name another file, or write over it with --force" in (
-        refusal(save, tmp_path / name, large, about=ABOUT)
+        refusal(save_weights, tmp_path / name, large, metadata=ABOUT)
     )
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        said = refusal(save, tmp_path / name, large, force=True, about=ABOUT)
+        said = refusal(save_weights, tmp_path / name, large, force=True, metadata=ABOUT)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"can't write {tmp_path / name}: " in said
     assert os.listdir(tmp_path) == [name] and (tmp_path / name).read_bytes() == before
-    save(tmp_path / name, large, force=True, about=ABOUT)
+    save_weights(tmp_path / name, large, force=True, metadata=ABOUT)
     assert prod(np.shape(loaded(tmp_path / name, large, P())[0]["w"])) == 1 << 18
 
 
 def test_what_a_file_cant_have_is_told_and_nothing_is_written(tmp_path):
     eight = {"w": values("float8_e5m2")}
     assert "w is float8_e5m2, which .npz has no name for: save it as .safetensors" in (
-        refusal(save, tmp_path / "w.npz", eight, about=ABOUT)
+        refusal(save_weights, tmp_path / "w.npz", eight, metadata=ABOUT)
     )
     assert "w is int4, which safetensors has not" in (
-        refusal(save, tmp_path / "w.safetensors", {"w": jnp.zeros(4, "int4")}, about=ABOUT)
+        refusal(save_weights, tmp_path / "w.safetensors", {"w": jnp.zeros(4, "int4")}, metadata=ABOUT)
     )
     assert "a.w and b.w are both c.w in w.npz" in (
         refusal(
-            save,
+            save_weights,
             tmp_path / "w.npz",
             {"a.w": values(), "b.w": values()},
-            rules_of(["c=a", "c=b"]),
-            about=ABOUT,
+            parse_rules(["c=a", "c=b"]),
+            metadata=ABOUT,
         )
     )
     step = jaxshard_magic.shard(lambda w: w, "dp", mesh="cpu:2 data=2")

@@ -5,7 +5,7 @@ from browsing import Stage, expect
 from sample_choices import CHOICES, measured, planned, predicted
 from thinned import thinned
 
-from jaxshard_magic.views.choice.text import runs
+from jaxshard_magic.views.choice.text import run_commands
 from jaxshard_magic.views.choice.widget import ChoiceView
 
 
@@ -23,7 +23,7 @@ def test_every_choice_is_drawn_and_nothing_stands_out_of_it(name: str, show: Sta
 def test_the_lines_that_run_the_choice_and_the_runner_up_are_copied(show: Stage):
     choice = predicted()
     shown = show(choice)
-    for (_, line), term in zip(runs(choice), ("Run the choice as", "Run the runner-up as"), strict=True):
+    for (_, line), term in zip(run_commands(choice), ("Run the choice as", "Run the runner-up as"), strict=True):
         expect(shown.root.get_by_role("term").filter(has_text=term)).to_be_visible()
         shown.root.get_by_role("button", name=f"Copy {line}", exact=True).first.click()
         assert shown.page.evaluate("navigator.clipboard.readText()") == line

@@ -43,9 +43,7 @@ def detail(shown: Shown) -> "Locator":
 
 def rows(shown: Shown) -> list[list[str]]:
     """The open line's detail: the text of each cell."""
-    return [
-        [text(cell) for cell in row.locator("td").all()] for row in detail(shown).locator("tbody tr").all()
-    ]
+    return [[text(cell) for cell in row.locator("td").all()] for row in detail(shown).locator("tbody tr").all()]
 
 
 def size(told: str) -> float:

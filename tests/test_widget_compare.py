@@ -181,9 +181,7 @@ def test_whatever_the_tab_key_reaches_shows_a_focus_ring(show: Stage):
 
 def test_names_are_text(show: Stage):
     shown = show(COMPARISONS["hostile"](), chosen=0, other=1)
-    tags = set(
-        shown.root.evaluate("root => [...root.querySelectorAll('*')].map(n => n.tagName.toLowerCase())")
-    )
+    tags = set(shown.root.evaluate("root => [...root.querySelectorAll('*')].map(n => n.tagName.toLowerCase())"))
     assert not {"script", "img", "iframe", "a", "link", "object", "style"} & tags
     expect(rows(shown).first).to_contain_text("<script>alert('x')</script>&\"'")
 

@@ -23,9 +23,7 @@ def test_a_second_trial_shows_what_differs(show: Stage):
     row(shown, "fsdp").click(modifiers=["Shift"])
     said = pair(shown).inner_text().replace(SPACE, " ")
     # 53.6 - 39.0 ms, of 53.6; 4.18 - 3.44 GiB, of 4.18
-    assert (
-        "fsdp+tp bf16 takes 14.6 ms (27%) less than fsdp, and holds 758 MiB (18%) less at its peak." in said
-    )
+    assert "fsdp+tp bf16 takes 14.6 ms (27%) less than fsdp, and holds 758 MiB (18%) less at its peak." in said
     sent = figures(shown, "Sent per device and step")
     assert sent["all-reduce data"] == ["473MiB", "1.22GiB", "\u2212772MiB"]
     assert sent["all-reduce model"] == ["288MiB", "\u2013", "+288MiB"]

@@ -56,9 +56,7 @@ def test_points_of_the_front_are_told_and_those_above_the_limit(show: Stage):
 
 def test_one_that_has_no_measured_time_is_no_point_beside_those_that_have(show: Stage):
     shown = show(one_too_big())
-    assert sorted(
-        shown.root.get_by_role("option").evaluate_all("all => all.map(n => n.ariaLabel.split(':')[0])")
-    ) == [
+    assert sorted(shown.root.get_by_role("option").evaluate_all("all => all.map(n => n.ariaLabel.split(':')[0])")) == [
         "fsdp",
         "fsdp+tp",
     ]

@@ -134,9 +134,7 @@ def test_what_the_mesh_can_not_do_waits_for_one_that_can(show: Stage):
     shown = show(edited())
     size(shown, "data").fill("5")
     size(shown, "data").press("Enter")
-    assert (
-        line(shown) == """%%shard fsdp+tp --mesh "data=5 model=2" --rule "wte.embedding=P(None, 'model')\""""
-    )
+    assert line(shown) == """%%shard fsdp+tp --mesh "data=5 model=2" --rule "wte.embedding=P(None, 'model')\""""
     expect(shown.root.locator(".jsm-ex-odd").nth(1)).to_have_text(
         "768 does not divide by data=5; the next size that does is 770"
     )
@@ -154,9 +152,7 @@ def test_the_strategy_is_python_s_to_lay_out_and_what_is_set_by_hand_stays(show:
     now = edited()
     whole = [[[] for _ in a.shape] for a in now.arrays]
     plan = {"strategy": "dp", "mesh": [["data", 4], ["model", 2]], "cuts": whole, "why": [0] * len(whole)}
-    shown.fire(
-        laid={**plan, "whys": ["dp"], "given": [], "note": "", "count": 8, "made_of": "", "devices": []}
-    )
+    shown.fire(laid={**plan, "whys": ["dp"], "given": [], "note": "", "count": 8, "made_of": "", "devices": []})
     expect(shown.root).not_to_contain_text("the kernel is asked")
     expect(shown.root.locator(".jsm-ex-total")).to_contain_text("All 45 arrays: ")
     assert figures(shown)[0] == "per device 18.4 MiB now 36.8 MiB"
@@ -230,9 +226,9 @@ def test_what_the_browser_says_is_what_python_works_out(show: Stage):
     ex = follow(shown, ex)
     assert line(shown) == ex.line
     total = shown.root.locator(".jsm-ex-total").inner_text().replace(SPACE, " ")
-    from jaxshard_magic.views.explorer import lead
+    from jaxshard_magic.views.explorer import summary
 
-    assert total == lead(ex).replace(SPACE, " ").rstrip(".")
+    assert total == summary(ex).replace(SPACE, " ").rstrip(".")
 
 
 def test_python_changes_the_picture(show: Stage):
@@ -265,9 +261,7 @@ def test_what_is_edited_is_told_before_the_kernel_is_asked_to_compile(show: Stag
     shown = show(gpt())
     chip(shown, 1, "model").click()
     button(shown, "compile").click()
-    assert shown.page.evaluate("model.saved") == [{"wishes": {WTE: [[], ["data", "model"]]}}], (
-        "without a wait"
-    )
+    assert shown.page.evaluate("model.saved") == [{"wishes": {WTE: [[], ["data", "model"]]}}], "without a wait"
 
 
 def test_the_picture_that_is_saved_is_asked_for_after_the_edits_are_told(show: Stage):
@@ -297,10 +291,7 @@ def test_the_line_and_the_whole_cell_are_copied(show: Stage):
     assert shown.page.evaluate("navigator.clipboard.readText()") == RULE
     button(shown, "copy the whole cell").click()
     expect(shown.root).to_contain_text("the whole cell is copied: paste it into the next one")
-    assert (
-        shown.page.evaluate("navigator.clipboard.readText()")
-        == f"{RULE}\nstate, loss = train_step(state, batch)"
-    )
+    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{RULE}\nstate, loss = train_step(state, batch)"
 
 
 def test_a_classic_notebook_gets_the_cell_below_its_own(show: Stage):
@@ -357,7 +348,7 @@ def test_nothing_stands_out_and_nothing_is_hidden_from_a_screen_reader(show: Sta
 
 
 def test_names_never_become_markup(show: Stage):
-    shown = show(hostile(), leaf=hostile().view.checked("leaf", hostile().arrays[0].path))
+    shown = show(hostile(), leaf=hostile().view.validate_choice("leaf", hostile().arrays[0].path))
     expect(shown.root.get_by_role("combobox", name="array")).to_have_value(re.compile("<script>alert"))
     chip(shown, 1, "d\u00e4ta").click()
     assert shown.page.locator("script").count() == 0

@@ -30,6 +30,4 @@ def test_a_number_is_written_in_the_browser_as_the_table_says(kind: str, show: S
 def test_the_parts_of_a_size_are_its_text(show: Stage):
     given = [value for value, _ in CASES["bytes"] if value is not None]
     parts = show.page.evaluate("values => values.map(value => report.format.bytesParts(value))", given)
-    assert ["\u202f".join(pair) for pair in parts] == [
-        said for value, said in CASES["bytes"] if value is not None
-    ]
+    assert ["\u202f".join(pair) for pair in parts] == [said for value, said in CASES["bytes"] if value is not None]

@@ -7,20 +7,18 @@ from browsing import Stage, expect
 from sample_measured import CELL, measured
 from sample_reports import attached, profiled
 
-from jaxshard_magic.report import Spent
+from jaxshard_magic.report import LineTime
 
 
 def test_a_line_tells_a_screen_reader_its_measured_time(show: Stage):
     shown = show(profiled(), ["communication"])
-    said = shown.panel.get_by_role("button", name=re.compile(r"^cell \[7\], line 14: ")).get_attribute(
-        "aria-label"
-    )
+    said = shown.panel.get_by_role("button", name=re.compile(r"^cell \[7\], line 14: ")).get_attribute("aria-label")
     # line 14 was measured forward alone: 3 ms of compute and 6 ms of waiting
     assert "; measured 8.63\u202fms; 22% of the step; " in (said or "")
 
 
 def test_of_many_measured_lines_twelve_are_listed_and_a_button_lists_the_rest(show: Stage):
-    rows = tuple(Spent(CELL, line, "forward", 1e-3 * (49 - line), 0.0, 0.0) for line in range(1, 49))
+    rows = tuple(LineTime(CELL, line, "forward", 1e-3 * (49 - line), 0.0, 0.0) for line in range(1, 49))
     shown = show(replace(attached(), measured=replace(measured(), lines=rows)), ["measured"])
     listed = shown.panel.get_by_role("table", name="Lines by measured time").locator("tbody tr")
     expect(listed).to_have_count(12)

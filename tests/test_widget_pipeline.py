@@ -76,9 +76,7 @@ def test_a_wait_names_what_was_waited_for(show: Stage):
 def test_the_first_action_of_a_loss_waits_for_no_stage_of_the_one_before(show: Stage):
     """Drawn as one loss of eight stages, the same action would wait for stage 3."""
     p = two_losses()
-    late = tuple(
-        replace(e, start=e.start + 2, end=e.end + 2) if int(e.action[0]) > 3 else e for e in p.events
-    )
+    late = tuple(replace(e, start=e.start + 2, end=e.end + 2) if int(e.action[0]) > 3 else e for e in p.events)
     for losses, waits in ((2, False), (1, True)):
         shown = drawn(show, made := replace(p, events=late, losses=losses))
         event = event_of(made, "4F0")
@@ -336,9 +334,7 @@ def test_a_timeline_that_is_taken_away_leaves_nothing_behind(show: Stage):
 def test_what_else_there_could_be_is_told_apart_and_touches_nothing_beside_it(name: str, show: Stage):
     shown = drawn(show, PIPELINES[name]())
     panel = shown.root.locator(".jsm-pp-whatif")
-    boxes = [
-        panel.locator(part).bounding_box() for part in (".jsm-pp-controls", ".jsm-table", ".jsm-pp-small svg")
-    ]
+    boxes = [panel.locator(part).bounding_box() for part in (".jsm-pp-controls", ".jsm-table", ".jsm-pp-small svg")]
     ends = [(box["x"], box["x"] + box["width"]) for box in boxes if box]
     assert all(right + 20 <= left for (_, right), (left, _) in pairwise(ends)), ends
     curves = panel.locator(".jsm-pp-one")
@@ -346,7 +342,5 @@ def test_what_else_there_could_be_is_told_apart_and_touches_nothing_beside_it(na
     assert len(set(names)) == len(names) > 1
     tops = curves.locator("text").evaluate_all("texts => texts.map(text => text.getBoundingClientRect().y)")
     assert all(below - above > 11 for above, below in pairwise(sorted(tops)))
-    drawings = curves.locator(".jsm-pp-curve").evaluate_all(
-        "paths => paths.map(path => path.getAttribute('d'))"
-    )
+    drawings = curves.locator(".jsm-pp-curve").evaluate_all("paths => paths.map(path => path.getAttribute('d'))")
     assert len(set(drawings)) == len(drawings), "schedules that are alike share a line"

@@ -12,9 +12,7 @@ def over(show: Stage, name: str) -> Shown:
     """A page longer than its window, the pointer over the list."""
     where, made = LISTS[name]
     shown = show(made(), ["layout"] if name == "layout" else None)
-    shown.page.evaluate(
-        "document.body.append(Object.assign(document.createElement('hr'), {style: 'height: 3000px'}))"
-    )
+    shown.page.evaluate("document.body.append(Object.assign(document.createElement('hr'), {style: 'height: 3000px'}))")
     shown.root.locator(where).hover()
     return shown
 

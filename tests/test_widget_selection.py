@@ -261,9 +261,7 @@ def test_names_are_text_in_every_view(show: Stage):
     shown = show(hostile())
     for tab in ("layout", "memory", "communication"):
         shown.fire(tab=tab)
-        assert not {"script", "img", "iframe", "a", "link", "object", "style"} & set(
-            shown.root.evaluate(kinds)
-        )
+        assert not {"script", "img", "iframe", "a", "link", "object", "style"} & set(shown.root.evaluate(kinds))
     header = shown.root.locator("header").inner_text()
     assert "<b>" in header
     assert "TPU <i>v5</i>" in header
@@ -277,8 +275,7 @@ def many() -> Report:
     axes = {"data": 64, "model": 8}
     words = map("".join, product(ascii_lowercase, repeat=3))
     leaves = tuple(
-        leaf(f"{word}.kernel", (64, 8 + i), ("data",), axes)
-        for i, word in zip(range(2000), words, strict=False)
+        leaf(f"{word}.kernel", (64, 8 + i), ("data",), axes) for i, word in zip(range(2000), words, strict=False)
     )
     return replace(large(), leaves=leaves)
 

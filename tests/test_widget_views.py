@@ -29,9 +29,9 @@ from sample_reports import (
 )
 from sample_staged import staged
 
-from jaxshard_magic.report import Buffer, Collective, Live, Report, Source
-from jaxshard_magic.views.packing import compressed
+from jaxshard_magic.report import Buffer, Collective, LiveMemory, Report, SourceExcerpt
 from jaxshard_magic.views.payload import payload
+from jaxshard_magic.views.payload_encoding import compressed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -63,9 +63,7 @@ def test_the_header_says_what_python_says(name: str, show: Stage):
 
 
 @pytest.mark.parametrize("made", [looped, simulated])
-def test_where_figures_come_from_and_leaves_with_noise_are_told_under_the_view(
-    made: Callable[[], Report], show: Stage
-):
+def test_where_figures_come_from_and_leaves_with_noise_are_told_under_the_view(made: Callable[[], Report], show: Stage):
     shown, data = show(made()), payload(made())
     foot = shown.root.get_by_role("group", name="Notes")
     told = words(foot.inner_text())
@@ -147,9 +145,7 @@ def test_up_to_sixteen_devices_have_a_bar_each(show: Stage):
 
 def test_512_devices_share_bars_and_the_one_that_differs_has_its_own(show: Stage):
     shown = show(large(), ["memory"])
-    names = [
-        words(each.get_attribute("aria-label") or "") for each in shown.panel.get_by_role("option").all()
-    ]
+    names = [words(each.get_attribute("aria-label") or "") for each in shown.panel.get_by_role("option").all()]
     assert 2 <= len(names) <= 9
     assert names[0].startswith("device17:")
     assert any(name.startswith("devices64to511,448alike:") for name in names)
@@ -187,9 +183,7 @@ def test_where_next_to_nothing_of_the_limit_is_used_bars_have_a_scale_of_their_o
     width: int, show: Stage
 ):
     shown = show(toy(), ["memory"], width)
-    expect(shown.panel).to_contain_text(
-        "Bars below are drawn 7,681 times as long as on the scale of the limit, 15.75"
-    )
+    expect(shown.panel).to_contain_text("Bars below are drawn 7,681 times as long as on the scale of the limit, 15.75")
     longest = shown.panel.locator(".jsm-bar-row").first.locator("rect").last.bounding_box()
     whole, seen = (shown.panel.locator(f".jsm-whole-{part}").bounding_box() for part in ("all", "seen"))
     assert longest and whole and seen
@@ -202,9 +196,7 @@ def test_where_next_to_nothing_of_the_limit_is_used_bars_have_a_scale_of_their_o
 def test_memory_that_is_not_known_is_a_dash_and_not_nothing(show: Stage):
     shown = show(unknown(), ["memory"])
     assert "\u2013" in shown.panel.inner_text()
-    assert "temporaries not known" in (
-        shown.panel.get_by_role("option").first.get_attribute("aria-label") or ""
-    )
+    assert "temporaries not known" in (shown.panel.get_by_role("option").first.get_attribute("aria-label") or "")
 
 
 def test_every_collective_has_a_row_and_the_many_are_listed_on_demand(show: Stage):
@@ -236,15 +228,15 @@ def test_a_bar_tells_its_parts_under_the_pointer(show: Stage):
     expect(tip).to_be_hidden()
 
 
-def filled(live: Live | None, buffers: tuple[Buffer, ...] | None) -> Report:
+def filled(live: LiveMemory | None, buffers: tuple[Buffer, ...] | None) -> Report:
     report = attached()
     assert report.memory is not None
     held = replace(report.memory, live=live, buffers=buffers, others=(3, 5 * MIB) if buffers else None)
-    cell = Source("cell [7]", (1, 2), ("%%shard dp", "scores = q @ k.T  # <b>here</b>"), home=True)
+    cell = SourceExcerpt("cell [7]", (1, 2), ("%%shard dp", "scores = q @ k.T  # <b>here</b>"), home=True)
     return replace(report, memory=held, sources=(cell,))
 
 
-CURVE = Live((0, 4, 9), (MIB, 6 * MIB, 2 * MIB), 12, 1, (("forward", 0), ("backward", 5)), "cell [7]", 2)
+CURVE = LiveMemory((0, 4, 9), (MIB, 6 * MIB, 2 * MIB), 12, 1, (("forward", 0), ("backward", 5)), "cell [7]", 2)
 
 
 def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stage):
@@ -264,9 +256,7 @@ def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stag
     expect(rows.nth(1).locator(".jsm-what")).to_have_attribute("title", stranger.what)
     expect(rows.nth(1)).to_contain_text("a.very.l\u2026/i>, gathered")
     assert "\u2013" in rows.nth(1).inner_text()
-    expect(shown.panel).to_contain_text(
-        "3 buffers are 50% of the temporaries in use there; 3 more are 5.00\u202fMiB"
-    )
+    expect(shown.panel).to_contain_text("3 buffers are 50% of the temporaries in use there; 3 more are 5.00\u202fMiB")
     assert show.wrong == []
 
 
@@ -286,13 +276,9 @@ def test_a_measured_peak_stands_beside_the_computed_one(show: Stage):
 def test_a_bar_has_a_tick_at_its_measured_peak_and_says_by_how_much_the_computed_one_is_off(show: Stage):
     shown = show(measured(), ["memory"])
     rows = shown.panel.get_by_role("option")
-    expect(shown.panel.locator(".jsm-bar-row .jsm-bar-measured")).to_have_count(
-        7
-    )  # the last device told none
+    expect(shown.panel.locator(".jsm-bar-row .jsm-bar-measured")).to_have_count(7)  # the last device told none
     expect(rows.nth(7).locator("text").last).to_have_text("\u2013")
-    assert "measured 4.72\u202fGiB, 2.0% more than computed;" in (
-        rows.nth(1).get_attribute("aria-label") or ""
-    )
+    assert "measured 4.72\u202fGiB, 2.0% more than computed;" in (rows.nth(1).get_attribute("aria-label") or "")
     expect(shown.panel.locator(".jsm-legend")).to_contain_text("measured peak")
     rows.nth(1).hover()
     tip = words(shown.panel.locator(".jsm-tip").inner_text())
@@ -311,11 +297,7 @@ def test_a_tick_lies_where_the_scale_has_its_bytes(show: Stage):
     rows = [replace(d, measured=4 * 2**30) for d in report.memory.per_device]
     shown = show(replace(report, memory=replace(report.memory, per_device=tuple(rows))), ["memory"])
     tick = shown.panel.locator(".jsm-bar-row .jsm-bar-measured").first.bounding_box()
-    label = (
-        shown.panel.locator(".jsm-bars-frame text", has_text="4")
-        .filter(has_not_text=".")
-        .first.bounding_box()
-    )
+    label = shown.panel.locator(".jsm-bars-frame text", has_text="4").filter(has_not_text=".").first.bounding_box()
     assert tick and label
     assert abs(tick["x"] + tick["width"] / 2 - label["x"] - label["width"] / 2) < 2
 

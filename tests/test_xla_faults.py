@@ -14,7 +14,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
-from jaxshard_magic.program.xla_faults import CROSSED, FAULTS, FURTHER, WINDOWED
+from jaxshard_magic.program.xla_faults import (
+    CROSSED_PRODUCT,
+    DIVIDED_CONVOLUTION,
+    FAULTS,
+    FURTHER_DIVIDED_SUM,
+)
 
 TABLE = {fault.name: fault for fault in FAULTS}
 # A race: it comes once in many runs, and a test that waits for it would be as long.
@@ -56,15 +61,11 @@ def padding_between() -> bool:
         return lax.pad(x, 0.0, [(low, high, inner)])
 
     x, divided = drawn(4), {"out_shardings": on("data")}
-    return same(lambda x: spread(x, 1, 0, 1), x, **divided) and same(
-        lambda x: spread(x, -1, 5, 0), x, **divided
-    )
+    return same(lambda x: spread(x, 1, 0, 1), x, **divided) and same(lambda x: spread(x, -1, 5, 0), x, **divided)
 
 
 def two_paddings() -> bool:
-    return same(
-        lambda x: [lax.pad(x, fill, [(1, 0, 0)]) for fill in (0.0, 1.0)], drawn(16), in_shardings=on("data")
-    )
+    return same(lambda x: [lax.pad(x, fill, [(1, 0, 0)]) for fill in (0.0, 1.0)], drawn(16), in_shardings=on("data"))
 
 
 def overlapping_maxima() -> bool:
@@ -134,9 +135,7 @@ def divided_groups() -> bool:
     """The gradient of each example, which are the groups of a convolution."""
 
     def loss(kernel, x):
-        made = lax.conv_general_dilated(
-            x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
-        )
+        made = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
         return (made**2).sum()
 
     each = jax.vmap(jax.grad(loss), (None, 0))
@@ -161,9 +160,7 @@ def summed_and_divided_further() -> bool:
     rows = NamedSharding(mesh, P(("data", "fsdp"), "model"))
     x, y = drawn(8, 8, 3), drawn(8, 8, 5)
     rest = NamedSharding(mesh, P(("model", "fsdp")))
-    return same(
-        lambda x, y: jnp.einsum("bed,bef->edf", x, y), x, y, in_shardings=(rows, rows), out_shardings=rest
-    )
+    return same(lambda x, y: jnp.einsum("bed,bef->edf", x, y), x, y, in_shardings=(rows, rows), out_shardings=rest)
 
 
 def windowed_beside_channels() -> bool:
@@ -183,9 +180,7 @@ def windowed_beside_channels() -> bool:
     whole, places = lies(), lies(None, "seq")
     one = same(gradient, image, drawn(3, 8, 8), in_shardings=(places, places), out_shardings=whole)
     divided = (places, lies(None, None, "other"))
-    return one or same(
-        convolved, image, kernel, in_shardings=divided, out_shardings=lies(None, "seq", "other")
-    )
+    return one or same(convolved, image, kernel, in_shardings=divided, out_shardings=lies(None, "seq", "other"))
 
 
 RIGHT: dict[str, Callable[[], bool]] = {
@@ -204,9 +199,9 @@ RIGHT: dict[str, Callable[[], bool]] = {
     "an update that would reach beyond the end of a divided dimension": late_updates,
     "a scatter to one place on a device, of an array that was whole before,": one_place,
     "a convolution whose groups are divided": divided_groups,
-    CROSSED.name: crossed_products,
-    FURTHER.name: summed_and_divided_further,
-    WINDOWED.name: windowed_beside_channels,
+    CROSSED_PRODUCT.name: crossed_products,
+    FURTHER_DIVIDED_SUM.name: summed_and_divided_further,
+    DIVIDED_CONVOLUTION.name: windowed_beside_channels,
     "a convolution in groups of arrays without an element": lambda: ends_well(
         "rows = NamedSharding(mesh, P(('data', 'model')))\n"
         "jax.jit(lambda x, kernel: lax.conv_general_dilated(x, kernel, (1,), 'VALID', feature_group_count=2, "
@@ -270,7 +265,7 @@ def test_every_fault_has_a_program():
 @pytest.mark.parametrize("name", RIGHT)
 def test_xla_has_the_faults_of_the_table(name):
     fault = TABLE[name]
-    if fault.present:
+    if fault.is_present:
         assert not RIGHT[name](), (
             f"XLA is right now: {name}. Say since when (`mended`), and take the row out of program/xla_faults.py with "
             "what guards it once no supported jax has the fault"
@@ -283,4 +278,4 @@ def test_xla_has_the_faults_of_the_table(name):
 def test_every_fault_is_guarded(name):
     fault = TABLE[name]
     package = Path(jaxshard_magic.__file__).parent
-    assert fault.whole or fault.instead or (package / str(fault.guard)).is_file()
+    assert fault.replicated_dims or fault.rewrite or (package / str(fault.guard)).is_file()

@@ -24,9 +24,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", zoo.OFTEN)
 def test_a_step_in_microbatches_with_remat_is_the_plain_step_or_the_loop_by_hand(name):
     call = zoo.STEPS[name].make()
-    step = jaxshard_magic.shard(
-        call.fn, "fsdp", mesh="data=2", microbatches=2, reduce="once", remat="full", check=True
-    )
+    step = jaxshard_magic.shard(call.fn, "fsdp", mesh="data=2", microbatches=2, reduce="once", remat="full", check=True)
     try:
         step(*call.args, **call.kwargs)
     except ShardError as error:

@@ -13,6 +13,5 @@ def thinned(every: Iterable[Any], always: Collection[Any], mark: pytest.MarkDeco
     every = list(every)
     assert all(row in every for row in always), "each of `always` is a row"
     return [
-        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if row in always else mark)
-        for row in every
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if row in always else mark) for row in every
     ]

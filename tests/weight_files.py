@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import save_file
 
 import jaxshard_magic
-from jaxshard_magic.checkpoints.objects import opened
-from jaxshard_magic.checkpoints.rename import rules_of
-from jaxshard_magic.checkpoints.weights import load
+from jaxshard_magic.checkpoints.name_rules import parse_rules
+from jaxshard_magic.checkpoints.state_arrays import flatten_state
+from jaxshard_magic.checkpoints.weight_loading import load_weights
 
 RNG = np.random.default_rng(3)
 ABOUT = {"format": "pt"}
@@ -36,12 +36,11 @@ def mesh():
 
 def loaded(path, like, spec=BOTH, rules=(), **more):
     """A dict of arrays, all laid out alike."""
-    state, notes = opened(like), []
+    state, notes = flatten_state(like), []
     places = {
-        name: NamedSharding(mesh(), P(*spec[: np.ndim(x)]))
-        for name, x in zip(state.names, state.leaves, strict=True)
+        name: NamedSharding(mesh(), P(*spec[: np.ndim(x)])) for name, x in zip(state.names, state.leaves, strict=True)
     }
-    found = load(path, state, lambda: places, rules_of(rules), tell=notes.append, **more)
+    found = load_weights(path, state, lambda: places, parse_rules(rules), tell=notes.append, **more)
     return found, notes
 
 

@@ -1,1 +1,1 @@
-"""A compiled step turned into facts: where its arrays lie, what fills memory, what moves between devices."""
+"""Facts about a compiled step: array placement, device memory, communication and predicted time."""

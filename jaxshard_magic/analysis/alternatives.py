@@ -1,4 +1,4 @@
-"""What each option of a step's gradients changes: the programs with and without it, as compiled."""
+"""Compile a step with and without each of its gradient options, and compare memory, FLOPs and bytes sent."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,51 +6,65 @@ from typing import TYPE_CHECKING
 
 from ..config.options import REDUCE, GradientOptions
 from ..errors import ShardError
-from ..program.mapped import PerDevice
+from ..program.per_device import PerDeviceTrace
 from ..report import Alternative
-from .reading import reading_of
+from .step_facts import step_facts
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
-    from ..step.entry import Entry
+    from ..step.compiled_step import CompiledStep
 
 
-def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]:
-    """The step as it is, then without each of its options, then with the other ways to reduce its gradients.
+def compile_alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]:
+    """Return the step as compiled, then without each of its options, then with each other way to reduce gradients.
 
-    Empty for a step without such options. Programs are compiled and not run; none where they would take more than
-    `limit_s` seconds together, by the time that the step's own took, and none after an interrupt.
+    Programs are compiled and not run.
+
+    Args:
+        step: Step with one compiled program.
+        limit_s: Time limit in seconds for all compilations; the estimate is the compile time of the step's own program,
+            multiplied by the number of changes. Over the limit nothing is compiled.
+
+    Returns:
+        One entry for each change, with a reason in place of figures if the change was refused or not compiled. Nothing
+        more is compiled after an interrupt. Empty for a step without gradient options.
     """
     entry = step.entry
-    fixed = step.request.pipeline is not None or (entry is not None and isinstance(entry.traced, PerDevice))
+    fixed = step.request.pipeline is not None or (entry is not None and isinstance(entry.traced, PerDeviceTrace))
     changes = [
         (change, inside)
         for change, inside in _changes(step.request.gradients, fixed)
+        # The schedule of a pipeline was made for its number of microbatches.
         if step.request.pipeline is None or inside.microbatches == step.request.gradients.microbatches
     ]
     if entry is None or entry.compile_s is None or not changes:
         return ()
-    tried = [_of(entry, "")]
+    results = [_measure_program(entry, "")]
     needed = entry.compile_s * len(changes)
-    why = None
+    skip_reason = None
     if needed > limit_s:
-        why = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
+        skip_reason = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
     for change, inside in changes:
-        if why is not None:
-            tried.append(Alternative(change, why=why))
+        if skip_reason is not None:
+            results.append(Alternative(change, why=skip_reason))
             continue
         try:
-            tried.append(_of(step.otherwise(inside), change))
+            results.append(_measure_program(step.otherwise(inside), change))
         except ShardError as error:
-            tried.append(Alternative(change, why=str(error)))
+            results.append(Alternative(change, why=str(error)))
         except KeyboardInterrupt:
-            why = "not compiled: interrupted"
-            tried.append(Alternative(change, why=why))
-    return tuple(tried)
+            skip_reason = "not compiled: interrupted"
+            results.append(Alternative(change, why=skip_reason))
+    return tuple(results)
 
 
 def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, GradientOptions]]:
-    """`fixed`: does the step itself say, or its pipeline, when its gradients are reduced?"""
+    """Yield each change of the options as text, with the changed options.
+
+    Args:
+        inside: Gradient options of the step.
+        fixed: True if the step itself, or a pipeline, decides when gradients are reduced.
+    """
     for name, value in inside.given.items():
         if name != "reduce":
             yield (
@@ -63,8 +77,9 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
                 yield f"--reduce {how}", replace(inside, reduce=how)
 
 
-def _of(entry: "Entry", change: str) -> Alternative:
-    reading, shares = reading_of(entry), entry.plan.shares
+def _measure_program(entry: "CompiledStep", change: str) -> Alternative:
+    """Return peak bytes, FLOPs and bytes sent of one compiled program, as a row of the comparison."""
+    reading, shares = step_facts(entry), entry.plan.shares
     devices = reading.memory.per_device if reading.memory is not None else ()
     peaks = [d.peak for d in devices if d.peak is not None]
     rows = reading.collectives

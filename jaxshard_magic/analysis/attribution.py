@@ -1,90 +1,115 @@
-"""Collectives with the lines that cause them, in the words of a Report."""
+"""Attribute collectives and host callbacks to source lines, in the words of a report."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ..program.labels import job_of
+from ..program.op_labels import parse_job
 from ..report import Leaf
-from .collectives import Cause, Move
+from .collectives import Cause, HloCollective
 from .hlo import Module
-from .origin import Origin, Origins, called_at, in_words, op_name
+from .origin import HloOrigins, Origin, calling_line, describe_origin, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
-_BRANCH = re.compile(
-    r"/branch_\d+_fun/"
-)  # of `jax.lax.cond`; XLA's own conditionals choose the device that calls
+# Branches of `jax.lax.cond`. Conditionals added by XLA, to choose the device that calls, have no such name.
+_BRANCH = re.compile(r"/branch_\d+_fun/")
 _HOST = "callback", "is_host_transfer"
 
 
-def traced(module: Module, moves: Iterable[Move], origins: Origins) -> tuple[tuple[Move, Origin], ...]:
-    """Each of `moves` with where it comes from."""
+def with_origins(
+    module: Module, moves: Iterable[HloCollective], origins: HloOrigins
+) -> tuple[tuple[HloCollective, Origin], ...]:
+    """Return each collective with its origin.
+
+    Args:
+        module: Parsed program.
+        moves: Collectives of the program.
+        origins: Origins of the values of the program.
+    """
     return tuple(
         (
             move,
-            origins.of(module.computations[move.computation], move.instruction, move.operand, move.position),
+            origins.of_collective(module.computations[move.computation], move.instruction, move.operand, move.position),
         )
         for move in moves
     )
 
 
-def caused(
-    module: Module, moves: Iterable[tuple[Move, Origin]], leaves: Sequence[Leaf], text: SourceText
-) -> tuple[tuple[Move, Cause], ...]:
-    """Each of `moves` with the line that caused it and what it moves, in the words of a report.
+def with_causes(
+    module: Module, moves: Iterable[tuple[HloCollective, Origin]], leaves: Sequence[Leaf], text: SourceText
+) -> tuple[tuple[HloCollective, Cause], ...]:
+    """Return each collective with the causing source line and a description of the moved array.
 
-    `leaves` are the step's inputs that its `Origins` count; files keep the names that Python knows them by.
+    Args:
+        module: Parsed program.
+        moves: Collectives with their origins.
+        leaves: Inputs of the step, in the order of the positions used by the origins.
+        text: Source text of the files.
+
+    Returns:
+        Files carry the names used by Python, not yet those shown to a reader.
     """
 
-    def cause(move: Move, origin: Origin) -> Cause:
-        job = job_of(op_name(move.instruction))
+    def cause(move: HloCollective, origin: Origin) -> Cause:
+        job = parse_job(op_name(move.instruction))
         what = (
-            _what(module, move, origin, leaves) if job is None else f"{job}: {_array(module, move, origin)}"
+            _describe_moved(module, move, origin, leaves) if job is None else f"{job}: {_array(module, move, origin)}"
         )
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what, job=job)
         frame = origin.frame
-        return Cause(origin.phase, frame.file, frame.line, text.line(frame), called_at(origin), what, job)
+        return Cause(origin.phase, frame.file, frame.line, text.line(frame), calling_line(origin), what, job)
 
     return tuple((move, cause(move, origin)) for move, origin in moves)
 
 
 def host_calls(
-    module: Module, origins: Origins, own: Callable[[Origin], Origin] = lambda origin: origin
+    module: Module, origins: HloOrigins, relocate: Callable[[Origin], Origin] = lambda origin: origin
 ) -> tuple[str | None, ...]:
-    """Where the step calls Python in each run: the place as a reader knows it, None where it is not known; one for
-    each call. What a branch calls, such as a check that raises, is left out.
+    """Return the source line of each call from the compiled step into Python, one item per call and run.
 
-    CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
-    `own`: the step's own place of one that the text tells.
+    Calls inside a `lax.cond` branch, such as checks that raise, are left out.
+
+    Args:
+        module: Parsed program.
+        origins: Origins of the values of the program.
+        relocate: Maps an origin read from the text to an origin in the step.
+
+    Returns:
+        Lines in words; None for a call without a known line.
     """
     lines: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
     for computation in module.computations.values():
+        # Searching the text is faster than parsing the instructions of thousands of computations.
         if not any(word in computation.text for word in _HOST):
             continue
         for i in computation.instructions.values():
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
                 continue
+            # A call in a branch may never run: checks that raise have this form.
             if _BRANCH.search(op_name(i)):
                 continue
-            line = in_words(own(origins.of_instruction(i)))
+            line = describe_origin(relocate(origins.of_instruction(i)))
+            # CPU and GPU call Python as one function. TPU sends each argument to the host, and all sends of a call
+            # share a name.
             if called or (op_name(i), line) not in sent:
                 lines.append(line)
             sent.add((op_name(i), line))
     return tuple(lines)
 
 
-def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) -> str:
+def _describe_moved(module: Module, move: HloCollective, origin: Origin, leaves: Sequence[Leaf]) -> str:
+    """Return a description of the moved array: the path of an input, the gradient of an input, or another array."""
     if origin.leaf is not None and origin.leaf < len(leaves):
         path = leaves[origin.leaf].path
         return f"gradient of {path}" if origin.gradient else path
     return _array(module, move, origin)
 
 
-def _array(module: Module, move: Move, origin: Origin) -> str:
-    """`activation f32[8,64]`: what moves, where it is no leaf."""
+def _array(module: Module, move: HloCollective, origin: Origin) -> str:
+    """Return a description of an array other than an input or a gradient of one: `activation f32[8,64]`."""
     operand = module.computations[move.computation].instructions[move.operand]
     shape = next((f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in operand.shapes), "")
     if operand.shapes and not operand.shapes[0].dims:

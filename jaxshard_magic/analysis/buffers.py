@@ -1,4 +1,4 @@
-"""What fills a device's memory while a step runs, and at its peak, from XLA's own buffer assignment."""
+"""Compute the bytes in use on a device while a step runs, and the buffers at the peak, from XLA's buffer assignment."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,26 +7,30 @@ from typing import Any
 
 from jax.stages import Compiled
 
-from ..targets import Built
-from . import assignment as xla
-from . import wire
-from .assignment import Allocation, Assignment, Definition, Slot
-from .hlo import BRANCHES, Computation, Instruction, Module, Shape, called, elements, shapes
-from .liveness import Liveness, Range, Result, liveness, values
+from ..targets import CompileResult
+from . import buffer_assignment as xla
+from . import protobuf
+from .buffer_assignment import Allocation, BufferAssignment, BufferSlot, ValueDefinition
+from .hlo import BRANCHES, Computation, Instruction, Module, Shape, called_computations, shapes, tuple_types
+from .liveness import Liveness, Range, ResultValues, liveness, values
 
 _MOST_POINTS = 400
-_RETURNING = {"while": ("body",), "conditional": BRANCHES}  # attributes: whose results the opcode returns
+# Opcodes that return the results of other computations, and the attributes naming these.
+_RETURNING = {"while": ("body",), "conditional": BRANCHES}
 
-Point = tuple[int, int]  # position in the program, bytes from there on
+Point = tuple[int, int]  # position in the program, and bytes in use from there on
 
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """One piece of memory that is in use at the peak: `bytes` of it, on one device.
+    """Piece of device memory in use at the peak.
 
-    `kind` is "argument" (also where an output takes it over), "output", "constant" or "temporary". `instruction` of
-    `computation` makes what lies there, as element `index` of its result; for the state of a loop it is what the
-    body puts there.
+    Attributes:
+        bytes: Size in bytes on one device.
+        kind: "argument" (also for an output reusing an argument's memory), "output", "constant" or "temporary".
+        instruction: Instruction computing the contents; for the state of a loop, the instruction in the loop's body.
+        computation: Name of the computation with the instruction.
+        index: Index of the contents in the result tuple; `()` for the whole result.
     """
 
     bytes: int
@@ -37,45 +41,55 @@ class LiveBuffer:
 
     @property
     def shape(self) -> Shape | None:
-        """The array that lies there; None for a tuple's table of addresses."""
+        """Array in the buffer; None for a tuple's table of addresses."""
         result = self.instruction.result
         for position in self.index:
-            result = elements(result)[position]
+            result = tuple_types(result)[position]
         return None if result.startswith("(") else shapes(result)[0]
 
 
 @dataclass(frozen=True)
 class LiveBytes:
-    """Bytes in use on one device through a step, in the compiler's order of instructions, `order`.
+    """Bytes in use on one device through a step.
 
-    `bytes[i]` holds from position `at[i]` of `order` until `at[i + 1]`; the largest is `bytes[peak]`. Arguments,
-    outputs and constants count from the first instruction to the last, temporaries from the one that makes them to
-    the last that reads them; a loop's body stands in `order` once. `buffers` are those in use at the peak, largest
-    first, and add up to `bytes[peak]`. `reserved` is the memory that XLA lays the temporaries out in,
-    `temp_size_in_bytes` of its memory analysis: what they leave of it at the peak are the gaps between them.
+    Arguments, outputs and constants count from the first instruction to the last. Temporaries count from their defining
+    instruction to the last reader.
+
+    Attributes:
+        order: Instructions in the order of the compiler, each loop body once.
+        positions: Positions in `order` at which the number of bytes changes.
+        bytes: `bytes[i]` bytes are in use from `positions[i]` until `positions[i + 1]`.
+        peak: Index of the largest entry in `bytes`.
+        buffers: Buffers in use at the peak, largest first; their sizes add up to `bytes[peak]`.
+        reserved: Bytes reserved by XLA for temporaries, `temp_size_in_bytes` of the memory analysis. The difference
+            from the temporaries at the peak is fragmentation.
     """
 
     order: tuple[tuple[Computation, Instruction], ...]
-    at: tuple[int, ...]
+    positions: tuple[int, ...]
     bytes: tuple[int, ...]
     peak: int
     buffers: tuple[LiveBuffer, ...]
     reserved: int
 
-    def held(self, kind: str) -> int:
-        """Bytes at the peak of the buffers of one kind."""
+    def bytes_at_peak(self, kind: str) -> int:
+        """Return the bytes at the peak in buffers of one kind."""
         return sum(buffer.bytes for buffer in self.buffers if buffer.kind == kind)
 
 
-def serialized(compiled: Compiled | Built, stats: Any = None) -> tuple[bytes, bytes] | None:
-    """The buffer assignment of a compiled step and the program it speaks of, as XLA writes them.
+def serialized_assignment(compiled: Compiled | CompileResult, stats: Any = None) -> tuple[bytes, bytes] | None:
+    """Return the buffer assignment and the `HloModuleProto` of a compiled step, both serialized by XLA.
 
-    `stats` is its memory analysis where that was asked for already: XLA takes its time. None where the compiler does
-    not hand them out, as TPU's does not.
+    Args:
+        compiled: Step compiled for attached devices, or for a target.
+        stats: Memory analysis of `compiled` if already computed; XLA takes time for an analysis.
+
+    Returns:
+        None if the compiler does not export buffer assignments, as on TPU.
     """
-    if isinstance(compiled, Built):
-        parts = dict(wire.fields(compiled.proto))  # HloProto: 1 hlo_module, 3 buffer_assignment
-        return (wire.message(parts[3]), wire.message(parts[1])) if {1, 3} <= parts.keys() else None
+    if isinstance(compiled, CompileResult):
+        parts = dict(protobuf.fields(compiled.proto))  # HloProto: 1 hlo_module, 3 buffer_assignment
+        return (protobuf.message(parts[3]), protobuf.message(parts[1])) if {1, 3} <= parts.keys() else None
     assignment = getattr(stats or compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
     executable = compiled.runtime_executable()
     if not assignment or executable is None:
@@ -84,33 +98,43 @@ def serialized(compiled: Compiled | Built, stats: Any = None) -> tuple[bytes, by
 
 
 def live_bytes(assignment: bytes, program: bytes, module: Module, host_bytes: int = 0) -> LiveBytes | None:
-    """The bytes in use through a step and what they are at the peak; None where the compiler does not tell.
+    """Compute the bytes in use through a step, and the buffers at the peak.
 
-    `assignment` and `program` are `serialized`, `module` is the text of the same program. Values that share memory,
-    outputs in a donated argument's, an elementwise operation in its operand's, count once. `host_bytes`: those of
-    arguments and outputs on the host in the compiler's figures; they are not in use on the device.
+    Values sharing memory count once: an output in a donated argument's memory, an elementwise result in an operand's.
+
+    Args:
+        assignment: Serialized buffer assignment.
+        program: Serialized `HloModuleProto`.
+        module: Parsed text of the same program.
+        host_bytes: Bytes of arguments and outputs on the host, counted by the compiler and not in use on the device.
+
+    Returns:
+        None without a readable buffer assignment, or with an empty one.
     """
     try:
-        read = xla.read(assignment, program, module)
+        read = xla.parse_assignment(assignment, program, module)
         return _live_bytes(read, module, host_bytes) if read.allocations else None
     except ValueError:
         return None
 
 
-def _live_bytes(assignment: Assignment, module: Module, host_bytes: int) -> LiveBytes:
+def _live_bytes(assignment: BufferAssignment, module: Module, host_bytes: int) -> LiveBytes:
     live = liveness(module, assignment.definitions)
-    ranges = _traced(assignment, live) if assignment.traces else live.ranges
+    ranges = _ranges_from_traces(assignment, live) if assignment.traces else live.ranges
     temporary = [a for a in assignment.allocations if a.kind == "temporary"]
-    kept = [a for a in assignment.allocations if a.kind not in ("temporary", "local") and a.values]
-    passing = {value: ranges[value] for a in temporary for value in a.values if value in ranges}
-    series = _series(passing, assignment.slots, sum(a.size for a in kept) - host_bytes, len(live.order))
+    # Local memory, such as a TPU's VMEM, is not part of the device's main memory.
+    permanent = [a for a in assignment.allocations if a.kind not in ("temporary", "local") and a.values]
+    temporary_ranges = {value: ranges[value] for a in temporary for value in a.values if value in ranges}
+    series = _bytes_over_time(
+        temporary_ranges, assignment.slots, sum(a.size for a in permanent) - host_bytes, len(live.order)
+    )
     peak = max(series, key=lambda point: point[1])
     points = _thinned(series, _MOST_POINTS)
 
-    find = _Makers(assignment, live, module)
-    buffers = [find.buffer(a.size, a.kind, find.keeper(a)) for a in kept]
-    for slot, value in _live_at(peak[0], passing, assignment.slots).items():
-        buffers.append(find.buffer(slot.size, "temporary", value))
+    finder = _DefinitionFinder(assignment, live, module)
+    buffers = [finder.buffer(a.size, a.kind, finder.naming_value(a)) for a in permanent]
+    for slot, value in _live_at(peak[0], temporary_ranges, assignment.slots).items():
+        buffers.append(finder.buffer(slot.size, "temporary", value))
     return LiveBytes(
         live.order,
         tuple(at for at, _ in points),
@@ -121,13 +145,16 @@ def _live_bytes(assignment: Assignment, module: Module, host_bytes: int) -> Live
     )
 
 
-def _series(ranges: dict[int, Range], slots: dict[int, Slot], always: int, length: int) -> list[Point]:
-    """Bytes in use from each position on at which they change; a slot counts once, however many values are in it."""
-    taken: dict[Slot, list[Range]] = {}
+def _bytes_over_time(ranges: dict[int, Range], slots: dict[int, BufferSlot], always: int, length: int) -> list[Point]:
+    """Return the bytes in use as (position, bytes), one point per change.
+
+    A slot counts once, however many values share it. `always` bytes are in use throughout.
+    """
+    ranges_by_slot: dict[BufferSlot, list[Range]] = {}
     for value, live in ranges.items():
-        taken.setdefault(slots[value], []).append(live)
+        ranges_by_slot.setdefault(slots[value], []).append(live)
     changes = Counter({0: always})
-    for slot, lives in taken.items():
+    for slot, lives in ranges_by_slot.items():
         until = -1
         for start, end in sorted(lives):
             if end > until:
@@ -143,20 +170,18 @@ def _series(ranges: dict[int, Range], slots: dict[int, Slot], always: int, lengt
     return series
 
 
-def _live_at(position: int, ranges: dict[int, Range], slots: dict[int, Slot]) -> dict[Slot, int]:
-    """The slots in use at a position, each with the value that came into it last."""
+def _live_at(position: int, ranges: dict[int, Range], slots: dict[int, BufferSlot]) -> dict[BufferSlot, int]:
+    """Return the slots in use at a position, each with the value written last."""
     live = [(start, value) for value, (start, end) in ranges.items() if start <= position <= end]
     return {slots[value]: value for _, value in sorted(live)}
 
 
-def _traced(assignment: Assignment, live: Liveness) -> dict[int, Range]:
-    """The ranges of all values, from XLA's traces where they tell.
-
-    A trace does not say when a value is freed, only before which next one is made: until then it counts.
-    """
+def _ranges_from_traces(assignment: BufferAssignment, live: Liveness) -> dict[int, Range]:
+    """Return the live ranges of all values, corrected by XLA's heap traces where available."""
     ranges = dict(live.ranges)
     for trace in assignment.traces:
         freed: list[int] = []
+        # A trace gives no position for a free event, only the next allocation after it. The value counts until then.
         for kind, value in trace:
             if value not in live.ranges:
                 continue
@@ -178,7 +203,7 @@ def _end(freed: Iterable[int], position: int, ranges: dict[int, Range]) -> None:
 
 
 def _thinned(series: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` points, each the largest of those that it stands for; the first position stays."""
+    """Return at most `most` points, each the largest of a run of points; the first point stays."""
     if len(series) <= most:
         return list(series)
     width = -(-(len(series) - 1) // (most - 1))
@@ -186,52 +211,53 @@ def _thinned(series: Sequence[Point], most: int) -> list[Point]:
     return [series[0], *(max(run, key=lambda point: point[1]) for run in runs)]
 
 
-class _Makers:
-    """Which instruction makes what lies in a piece of memory."""
+class _DefinitionFinder:
+    """Finder of the instructions that compute the contents of buffers."""
 
-    def __init__(self, assignment: Assignment, live: Liveness, module: Module):
+    def __init__(self, assignment: BufferAssignment, live: Liveness, module: Module):
         self.definitions = assignment.definitions
         self.live = live
         self.module = module
         self.lasting = set(values(live.roots[module.entry.name]))
 
     def buffer(self, size: int, kind: str, value: int) -> LiveBuffer:
-        made = self.maker(value)
+        made = self.definition_of(value)
         return LiveBuffer(size, kind, self.instruction(made), made.computation, made.index)
 
-    def keeper(self, allocation: Allocation) -> int:
-        """The value to name memory by that is kept throughout: an argument, or what leaves the program."""
+    def naming_value(self, allocation: Allocation) -> int:
+        """Return the value naming an allocation in use throughout: an argument, or an output of the program."""
         for value in allocation.values:
             argument = self.instruction(self.definitions[value]).opcode == "parameter"
             if argument if allocation.kind == "argument" else value in self.lasting:
                 return value
         return allocation.values[0]
 
-    def maker(self, value: int) -> Definition:
-        """Where a value is computed: behind the state of loops and the results of branches."""
+    def definition_of(self, value: int) -> ValueDefinition:
+        """Return the definition of a value, followed into loop bodies and branches."""
         first, seen = self.definitions[value], set[int]()
+        # A value that a loop passes on unchanged leads back to itself.
         while value not in seen:
             seen.add(value)
             made = self.definitions[value]
             inside = self.computes(made)
-            result = self.live.roots.get(inside, Result()) if inside else Result()
+            result = self.live.roots.get(inside, ResultValues()) if inside else ResultValues()
             for position in made.index:
-                result = result.elements[position] if position < len(result.elements) else Result()
+                result = result.elements[position] if position < len(result.elements) else ResultValues()
             if result.value is None:
                 return made
             value = result.value
         return first
 
-    def computes(self, made: Definition) -> str | None:
-        """The computation whose result a value stands for, if it does for one."""
+    def computes(self, made: ValueDefinition) -> str | None:
+        """Return the computation with a value's contents as result; None if the defining instruction computes them."""
         instruction = self.instruction(made)
         if instruction.opcode == "parameter":
             return self.live.bodies.get(made.computation)
         if instruction.opcode not in _RETURNING:
             return None
-        return next(iter(called(instruction, *_RETURNING[instruction.opcode])), None)
+        return next(iter(called_computations(instruction, *_RETURNING[instruction.opcode])), None)
 
-    def instruction(self, made: Definition) -> Instruction:
+    def instruction(self, made: ValueDefinition) -> Instruction:
         computation = self.module.computations.get(made.computation)
         if computation is None or made.instruction not in computation.instructions:
             raise ValueError(f"the program has no instruction {made.instruction!r} in {made.computation!r}")

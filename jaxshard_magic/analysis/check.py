@@ -1,4 +1,4 @@
-"""`--check`: a sharded call against the plain step on the same inputs, rounding noise told apart from
+"""Compare a sharded call with the plain, unsharded step on the same inputs (`--check`), separating rounding from
 errors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,75 +12,91 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
-from ..errors import one_of
-from ..gradients.precision import precision
-from ..placing import is_key, put, whole
+from ..device_arrays import is_prng_key, put, to_numpy
+from ..errors import list_names
+from ..gradients.precision import cast_loss
 from ..plan import Plan
+from ..program.flatten_call import FlatCall, shape_structs
 from ..program.ir import Program
-from ..program.mapped import PerDevice
-from ..program.peel import Peeled, specs
+from ..program.jax_settings import suspend_checks
+from ..program.per_device import PerDeviceTrace
 from ..program.roles import BATCH
-from ..program.settings import own_work
 from ..program.trace import Traced, path_name
 from ..report import BY_HAND, Check
-from ..temporary import within
+from ..temporary import run_in_context
 
-LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
-FACTOR = 8  # sharded sums run in another order than the plain ones
-AS_NEAR = 4  # two orders of one sum in float16 are this many times as far from the sum in float32, at most
-RUNS = (2, 2, 8, 8)  # up to so many ulps the inputs are moved; the last two only while leaves fail
+# Allowed difference relative to the largest number of a leaf, by bytes of its dtype; narrower dtypes: 4 epsilons.
+LIMITS = {8: 1e-9, 4: 1e-4}
+NOISE_FACTOR = 8  # a sharded sum adds in another order than the plain one
+ROUNDING_FACTOR = 4  # two orders of a sum in float16 differ from the sum in float32 by at most this ratio
+# Largest change of the inputs in ulps, for each perturbed run; the last two run only while leaves fail.
+NOISE_ULPS = (2, 2, 8, 8)
 
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
-class Plain:
-    """The plain step and copies of one call's inputs, taken to the host before the call may use them up. It is compiled
-    once, and run once on these inputs, however many calls it is compared with."""
+class PlainStep:
+    """Plain, unsharded step with copies of one call's inputs on the host.
 
-    @within(own_work)
-    def __init__(self, peeled: Peeled):
-        self._fun, self._avals = peeled.fun, specs(peeled.leaves)
+    The inputs are copied before the call may donate them. The step is compiled once and run once on these inputs, for
+    any number of compared calls.
+
+    Args:
+        peeled: Flat call of the step, with its inputs.
+    """
+
+    @run_in_context(suspend_checks)
+    def __init__(self, peeled: FlatCall):
+        self._fun, self._avals = peeled.flat_function, shape_structs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
         rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
-        self._leaves = [whole(x) if kind is not None else whole(x).astype(a.dtype) for x, a, kind in rows]
+        # Copied now, as the call may donate its arguments.
+        self._leaves = [to_numpy(x) if kind is not None else to_numpy(x).astype(a.dtype) for x, a, kind in rows]
         self._known: dict[Any, Run] = {}
 
-    @within(own_work)
+    @run_in_context(suspend_checks)
     def against(
         self,
         traced: Traced,
         outs: Sequence[Any],
-        by_hand: Traced | None = None,
-        narrow: Any = None,
+        reference: Traced | None = None,
+        product_dtype: Any = None,
         plan: Plan | None = None,
     ) -> Check:
-        """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs.
+        """Run the plain step on one device and compare with the outputs of a sharded call.
 
-        `by_hand`: what to compare with in the place of the plain step, a loop over microbatches. `narrow`: the dtype
-        that the products of `traced` were given, where the plain ones have a wider one. `plan`: how the call's
-        arguments lay, which `jax.jit` is given alone where the numbers differ."""
-        coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
-        limit = max(map(limit_of, coarse), default=0.0)
+        Args:
+            traced: Trace of the sharded call.
+            outs: Flat outputs of the sharded call.
+            reference: Trace of a loop over microbatches, to compare with in place of the plain step.
+            product_dtype: Dtype given to the products of `traced` where the plain step has a wider dtype.
+            plan: Plan of the sharded call, used if the outputs differ: `jax.jit` alone gets the same shardings.
+        """
+        float_dtypes = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
+        limit = max(map(limit_of, float_dtypes), default=0.0)
         names = [path_name(path) for path in traced.out_paths[: len(outs)]]
         shapes = [x.shape for x in outs]
-        run = self._as_it_is(traced, shapes) if by_hand is None else self._compiled_by_hand(by_hand, shapes)
-        rounding = None if narrow is None else (self._compiled_by_hand(traced, shapes), narrow)
-        wide = None
-        if narrow is None and any(jnp.finfo(dtype).bits < 32 for dtype in coarse):
-            wide = self._compiled_by_hand(by_hand or traced, shapes, widened)
-        outcome = compare(names, [whole(x) for x in outs], run, self._leaves, limit, rounding, wide)
-        if outcome.failed and plan is not None and not isinstance(traced, PerDevice):
+        run = self._plain_run(traced, shapes) if reference is None else self._compile_trace(reference, shapes)
+        noise_run = None if product_dtype is None else (self._compile_trace(traced, shapes), product_dtype)
+        # A step computing in float16 or bfloat16 by itself is as far from its float32 result as a correct sharded call
+        # is.
+        float32_run = None
+        if product_dtype is None and any(jnp.finfo(dtype).bits < 32 for dtype in float_dtypes):
+            float32_run = self._compile_trace(reference or traced, shapes, in_float32)
+        outcome = compare(names, [to_numpy(x) for x in outs], run, self._leaves, limit, noise_run, float32_run)
+        if outcome.failed and plan is not None and not isinstance(traced, PerDeviceTrace):
             failed = [i for i, name in enumerate(names) if name in outcome.failed]
-            outcome = replace(outcome, compiler=self._compiler_too(traced, plan, shapes, failed, limit))
-        if by_hand is not None:
+            outcome = replace(outcome, compiler=self._compiler_also_fails(traced, plan, shapes, failed, limit))
+        if reference is not None:
             return replace(outcome, reference=BY_HAND)
-        if not isinstance(traced, PerDevice):
+        if not isinstance(traced, PerDeviceTrace):
             return outcome
-        axes = one_of(map(repr, traced.mapped.axes))
+        axes = list_names(map(repr, traced.mapping.axes))
         return replace(outcome, reference=f"jax.vmap of the step over {axes} on one device")
 
-    def _as_it_is(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
-        if isinstance(traced, PerDevice):
+    def _plain_run(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
+        """Return the compiled plain step; cached unless the step runs per device."""
+        if isinstance(traced, PerDeviceTrace):
             return self._compiled(traced, shapes)
         key = *traced.out_paths[: len(shapes)], *shapes
         if key not in self._known:
@@ -88,10 +104,11 @@ class Plain:
         return self._known[key]
 
     def _once(self, run: Run) -> Run:
-        """`run`, which remembers what it gives for the call's own inputs."""
+        """Return `run` with the outputs for the call's own inputs cached."""
         outs: list[list[np.ndarray]] = []
 
         def remembered(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+            # Perturbed inputs are other lists: only the call's own inputs are compared with again.
             if leaves is not self._leaves:
                 return run(leaves)
             if not outs:
@@ -100,17 +117,14 @@ class Plain:
 
         return remembered
 
-    def _compiler_too(
-        self,
-        traced: Traced,
-        plan: Plan,
-        shapes: Sequence[tuple[int, ...]],
-        failed: Iterable[int],
-        limit: float,
+    def _compiler_also_fails(
+        self, traced: Traced, plan: Plan, shapes: Sequence[tuple[int, ...]], failed: Iterable[int], limit: float
     ) -> bool:
-        """Does `jax.jit` of the plain step get all of the `failed` outputs wrong as well, where nothing but the batch
-        lies divided, or every argument as `plan` has it?"""
-        n, plain = len(traced.consts), self._as_it_is(traced, shapes)(self._leaves)
+        """Return whether `jax.jit` of the plain step gets all `failed` outputs wrong as well.
+
+        Tries two placements: only the batch sharded, then every argument sharded as in `plan`.
+        """
+        n, plain = len(traced.consts), self._plain_run(traced, shapes)(self._leaves)
         divided = list(zip(plan.leaves, plan.in_specs, strict=True))[n:]
         batch = [spec if leaf.role == BATCH else PartitionSpec() for leaf, spec in divided]
         for lying in (batch, [spec for _, spec in divided]):
@@ -122,26 +136,23 @@ class Plain:
         return False
 
     def _compiled(
-        self,
-        traced: Traced,
-        shapes: Sequence[tuple[int, ...]],
-        where: Mapping[int, NamedSharding] | None = None,
+        self, traced: Traced, shapes: Sequence[tuple[int, ...]], where: Mapping[int, NamedSharding] | None = None
     ) -> Run:
-        """The plain step, on the inputs that a run is given: on one device, or `where` each is to lie."""
-        own: list[KeyPath] = []
-        held: dict[KeyPath, Any] = {}
+        """Compile the plain step for one device, or with the shardings in `where`, by input."""
+        out_paths: list[KeyPath] = []
+        untraced_outputs: dict[KeyPath, Any] = {}
 
         def flat(*leaves):
-            outs, own[:], result = self._fun(*leaves)
-            held.update(result.held)
+            outs, out_paths[:], result = self._fun(*leaves)
+            untraced_outputs.update(result.python_values)
             return outs
 
-        alone = traced.on_one(flat, shapes) if isinstance(traced, PerDevice) else flat
+        alone = traced.emulate(flat, shapes) if isinstance(traced, PerDeviceTrace) else flat
         closed = jax.make_jaxpr(alone)(*self._avals)
-        constants = [_device(whole(c), _key_kind(c)) for c in closed.consts]
+        constants = [_device(to_numpy(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
-        place = {path: i for i, path in enumerate(own)}
-        untouched = {path: i for i, path in enumerate(traced.in_paths[len(traced.consts) :])}
+        out_position = {path: i for i, path in enumerate(out_paths)}
+        in_position = {path: i for i, path in enumerate(traced.in_paths[len(traced.consts) :])}
 
         def run(leaves):
             placed = list(map(_device, leaves, self._kinds))
@@ -150,27 +161,33 @@ class Plain:
             outs = program(constants, placed)
 
             def result(path):
-                """What is seen of a gradient call are arrays: its constants too, and objects' that it only read."""
-                if path in place:
-                    return whole(outs[place[path]])
-                return whole(jnp.asarray(held[path])) if path in held else leaves[untouched[path]]
+                """Return one output as an array, also if it is a constant of a gradient call, or an object only read by
+                the step."""
+                if path in out_position:
+                    return to_numpy(outs[out_position[path]])
+                return (
+                    to_numpy(jnp.asarray(untraced_outputs[path]))
+                    if path in untraced_outputs
+                    else leaves[in_position[path]]
+                )
 
             return [result(path) for path in traced.out_paths[: len(shapes)]]
 
         return run
 
-    def _compiled_by_hand(
+    def _compile_trace(
         self,
         traced: Traced,
         shapes: Sequence[tuple[int, ...]],
         changed: Callable[[ClosedJaxpr], ClosedJaxpr] = lambda closed: closed,
     ) -> Run:
-        traced = traced.together(shapes) if isinstance(traced, PerDevice) else traced
-        constants = [_device(whole(c), _key_kind(c)) for c in traced.consts]
+        """Compile a trace, with `changed` applied to the jaxpr first."""
+        traced = traced.emulated_trace(shapes) if isinstance(traced, PerDeviceTrace) else traced
+        constants = [_device(to_numpy(c), _key_kind(c)) for c in traced.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(changed(traced.closed))(*consts, *xs))
 
         def run(leaves):
-            return [whole(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
+            return [to_numpy(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
 
         return run
 
@@ -181,37 +198,52 @@ def compare(
     run: Run,
     inputs: Sequence[np.ndarray],
     limit: float = 0.0,
-    rounding: tuple[Run, Any] | None = None,
-    wide: Run | None = None,
+    noise_run: tuple[Run, Any] | None = None,
+    float32_run: Run | None = None,
 ) -> Check:
-    """Compare a sharded call's outputs with those of `run(inputs)`, the plain step.
+    """Compare the outputs of a sharded call with those of the plain step.
 
-    Differences are relative to the leaf's largest number; each float dtype has its limit, at least `limit`
-    (that of the coarsest dtype within the step). A leaf above it is noise where the plain step itself moves
-    it as far, and as many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm
-    has gradient zero but for rounding, which Adam turns into full steps. Keys and integers must be equal,
-    or be noise likewise. `rounding`: the run, and the dtype of an ulp, to look at for noise in the place of the plain
-    step's, where the sharded call computes in a narrower type. `wide`: the plain step in float32, where it computes in
-    a narrower type by itself: what that is as far from as the sharded call is its rounding.
+    Differences are relative to the largest number of an output. Each float dtype has a limit, and `limit` is a lower
+    bound for all. An output beyond the limit counts as noise if the plain step itself changes as much, in as many
+    numbers, when the inputs change by 1 to 8 ulps. Example: a bias before a normalization has gradient zero except for
+    rounding, and Adam turns the rounding into full steps. Keys and integers must be equal, or be noise likewise.
+
+    Args:
+        names: Path of each output.
+        sharded: Outputs of the sharded call.
+        run: Plain step.
+        inputs: Flat inputs of both.
+        limit: Limit of the coarsest dtype inside the step.
+        noise_run: Step and dtype of an ulp for measuring noise in place of the plain step, for a sharded call computing
+            in a narrower dtype.
+        float32_run: Plain step in float32, for a step computing in a narrower dtype by itself. An output about as near
+            to the float32 result as the plain step's output is rounding.
+
+    Returns:
+        Verdict with the largest differences, and the paths of noisy and failed outputs.
     """
     plain = run(inputs)
     limits = [_allowed(x, limit) for x in plain]
     off = [_difference(s, p) for s, p in zip(sharded, plain, strict=True)]
     suspects = [i for i, d in enumerate(off) if d.max(initial=0.0) > limits[i]]
     failed, spreads = suspects, {i: [] for i in suspects}
-    own, narrow = rounding or (run, None)
-    still = plain if rounding is None or not suspects else own(inputs)
-    for seed, ulps in enumerate(RUNS):
+    perturbed_run, narrow = noise_run or (run, None)
+    # The noise run may compute in another dtype, so that its result without noise differs from the plain one.
+    unperturbed = plain if noise_run is None or not suspects else perturbed_run(inputs)
+    for seed, ulps in enumerate(NOISE_ULPS):
         if not failed:
             break
-        moved = own([_moved(x, ulps, np.random.default_rng([seed, i]), narrow) for i, x in enumerate(inputs)])
+        perturbed = perturbed_run(
+            [_perturb(x, ulps, np.random.default_rng([seed, i]), narrow) for i, x in enumerate(inputs)]
+        )
         for i in suspects:
-            spreads[i].append(_difference(moved[i], still[i], plain[i]))
-        if seed:  # one run says little about numbers of which each flips now and then
+            spreads[i].append(_difference(perturbed[i], unperturbed[i], plain[i]))
+        # A single run says little: numbers near a rounding border change only now and then.
+        if seed:
             failed = [i for i in failed if not _is_noise(off[i], spreads[i], limits[i])]
-    if failed and wide is not None:
-        true = wide(inputs)
-        failed = [i for i in failed if not _as_near(sharded[i], plain[i], true[i], limits[i])]
+    if failed and float32_run is not None:
+        true = float32_run(inputs)
+        failed = [i for i in failed if not _is_rounding(sharded[i], plain[i], true[i], limits[i])]
     noise = [i for i in suspects if i not in failed]
     sound = [i for i in range(len(names)) if i not in noise]
     return Check(
@@ -227,48 +259,50 @@ def compare(
     )
 
 
-def widened(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A step with all in float32 that it computes in narrower types."""
-    return precision(closed, "f32").closed
+def in_float32(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the step with all computation in narrower dtypes done in float32."""
+    return cast_loss(closed, "f32").closed
 
 
-def _as_near(sharded: np.ndarray, plain: np.ndarray, true: np.ndarray, limit: float) -> bool:
-    """Is a sharded call's output about as near to the one without rounding as the plain step's is?"""
+def _is_rounding(sharded: np.ndarray, plain: np.ndarray, true: np.ndarray, limit: float) -> bool:
+    """Return whether a sharded output is about as near to the float32 result as the plain step's output."""
     off, rounding = _difference(sharded, true, plain), _difference(plain, true)
     far, many = off.max(initial=0.0), (off > limit).sum()
     return (
         _is_float(plain)
-        and far <= AS_NEAR * rounding.max(initial=0.0)
+        and far <= ROUNDING_FACTOR * rounding.max(initial=0.0)
         and many <= 2 * (rounding > limit).sum() + 2
     )
 
 
 def _finite(x: float) -> float | None:
-    """A difference from what is not a number has no size."""
+    """Return a difference, or None for a difference from a non-finite number."""
     return x if np.isfinite(x) else None
 
 
 def limit_of(dtype: Any) -> float:
-    """The largest difference that rounding explains, of the leaf's largest number."""
+    """Return the largest relative difference explained by rounding in a float dtype."""
     info = jnp.finfo(dtype)
     return LIMITS.get(info.bits // 8, 4 * float(info.eps))
 
 
 def _allowed(x: np.ndarray, limit: float) -> float:
-    """How far an output may be off: keys and whole numbers not at all."""
+    """Return the allowed difference of an output: 0 for keys and integers."""
     return max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0
 
 
 def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> bool:
-    """Does the plain step move this leaf as far as `off`, and as many of its numbers?"""
+    """Return whether the plain step changes an output as far as `off`, in as many numbers."""
     farthest = max(float(s.max(initial=0.0)) for s in spreads)
-    most = max(int((s > limit / FACTOR).sum()) for s in spreads)
-    return off.max() <= FACTOR * farthest and (off > limit).sum() <= 4 * most + 2
+    most = max(int((s > limit / NOISE_FACTOR).sum()) for s in spreads)
+    return off.max() <= NOISE_FACTOR * farthest and (off > limit).sum() <= 4 * most + 2
 
 
 def _difference(x: np.ndarray, reference: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-    """Per number, relative to the largest of `scale`, or of the reference; infinite where one of the two is not a
-    number."""
+    """Return the difference of each number, relative to the largest finite number of `scale`, by default the reference.
+
+    Infinite if exactly one of the two is NaN or infinite, and for different shapes or dtypes.
+    """
     if x.shape != reference.shape or x.dtype != reference.dtype:
         return np.full(max(x.size, 1), np.inf)
     if not _is_float(x):
@@ -276,6 +310,7 @@ def _difference(x: np.ndarray, reference: np.ndarray, scale: np.ndarray | None =
     a, b = _wide(x), _wide(reference)
     of = b if scale is None else _wide(scale)
     largest = np.abs(of[np.isfinite(of)]).max(initial=0.0)
+    # Infinity minus infinity is NaN, and treated below.
     with np.errstate(invalid="ignore"):
         off = np.abs(a - b) / (largest or 1.0)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -283,6 +318,7 @@ def _difference(x: np.ndarray, reference: np.ndarray, scale: np.ndarray | None =
 
 
 def _absolute(x: np.ndarray, reference: np.ndarray) -> float:
+    """Return the largest absolute difference; infinite for different shapes or dtypes."""
     if x.shape != reference.shape or x.dtype != reference.dtype:
         return float("inf")
     a, b = _wide(x), _wide(reference)
@@ -291,8 +327,8 @@ def _absolute(x: np.ndarray, reference: np.ndarray) -> float:
     return float(np.nan_to_num(np.where(a == b, 0.0, off), nan=0.0).max(initial=0.0))
 
 
-def _moved(x: np.ndarray, ulps: int, rng: np.random.Generator, narrow: Any = None) -> np.ndarray:
-    """Floats a random 1 to `ulps` units in the last place up or down; everything else as it is."""
+def _perturb(x: np.ndarray, ulps: int, rng: np.random.Generator, narrow: Any = None) -> np.ndarray:
+    """Return floats changed randomly by 1 to `ulps` units in the last place of a dtype; other dtypes unchanged."""
     if not _is_float(x) or not x.size:
         return x
     steps = rng.integers(1, ulps, x.shape, endpoint=True) * rng.choice([-1, 1], x.shape)
@@ -308,9 +344,9 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def _key_kind(x: Any) -> Any:
-    return jax.random.key_impl(x) if is_key(x) else None
+    return jax.random.key_impl(x) if is_prng_key(x) else None
 
 
 def _device(x: np.ndarray, kind: Any) -> Any:
-    """Uncommitted, so that it goes where the step's own constants are."""
+    """Return an uncommitted array or key: it can follow the step's own constants to any device."""
     return jnp.asarray(x) if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)

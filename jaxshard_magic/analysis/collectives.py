@@ -1,4 +1,4 @@
-"""What moves between devices: the collectives of a compiled step, by kind, mesh axes, count and bytes."""
+"""List the collectives of a compiled step by kind, mesh axes, count and bytes."""
 
 import math
 import re
@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..report import Collective
-from .hlo import Computation, Counted, Instruction, Module, read
+from .hlo import Computation, Instruction, Module, RunCounts, parse_module
 
-# What one device sends on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
+# Bytes sent by one device on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
 _RING = {
     "all-gather": (1, 0),
     "all-reduce": (2, 0),
@@ -32,14 +32,23 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Move:
-    """One collective of the program's text, one array of it where XLA combined several.
+class HloCollective:
+    """Collective in the text of a program, one object for each array if XLA combined several.
 
-    `count` is how often it runs per step, at least so where `exact` is False (a loop whose length XLA
-    does not know). `axes` is None where the groups match no set of mesh axes, nor parts of one whose devices are
-    `apart` places along it from each to the next; `bytes` is the size on one device of the gathered or unreduced
-    array. `network`: what one island of the mesh sends to others each time, None where that is not known, or where
-    there is but one.
+    Attributes:
+        kind: Opcode without "-start".
+        axes: Mesh axes spanned by the device groups; None if the groups match no set of mesh axes and no part of an
+            axis.
+        group_size: Number of devices in a group.
+        count: Number of runs in a step; a lower bound if not `exact`.
+        bytes: Bytes on one device of the gathered or unreduced array.
+        exact: False inside a loop of a length unknown to XLA.
+        instruction: Instruction in the program.
+        computation: Name of the computation with the instruction.
+        operand: Name of the moved operand.
+        position: Position of the operand; None for one part of a concatenated operand.
+        stride: Distance along the axis between neighbours of a group; above 1 for groups spanning a part of an axis.
+        network: Bytes sent by one island of the mesh to others in each run; None if unknown, or with a single island.
     """
 
     kind: str
@@ -52,12 +61,12 @@ class Move:
     computation: str
     operand: str
     position: int | None = 0
-    apart: int = 1
+    stride: int = 1
     network: int | None = None
 
 
 class Cause(NamedTuple):
-    """What a collective is done for: see the fields of `Collective` with these names."""
+    """Reason for a collective. Fields equal the fields of `report.Collective` with the same names."""
 
     phase: str | None = None
     file: str | None = None
@@ -69,18 +78,27 @@ class Cause(NamedTuple):
 
 
 def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective, ...]:
-    """The collectives of a compiled step, alike ones merged, those that send most first.
+    """Return the merged collectives of a compiled step, largest senders first.
 
-    `hlo_text` is `compiled.as_text()`; `mesh_axes` are the mesh's axes and sizes, in its order. HLO numbers
-    devices by their place in the mesh, so the mesh's device ids are not needed.
+    Args:
+        hlo_text: Output of `compiled.as_text()`.
+        mesh_axes: Axis sizes by name, in the order of the mesh. HLO numbers devices by position in the mesh, so device
+            ids are not needed.
     """
-    return merge((move, Cause()) for move in moves(read(hlo_text), mesh_axes))
+    return merge((move, Cause()) for move in module_collectives(parse_module(hlo_text), mesh_axes))
 
 
-def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...] = ()) -> tuple[Move, ...]:
-    """Every collective that runs, in the order of the program's text. Those among one device are left out. `islands`:
-    for each device of the mesh the part in which it lies, where there are several (`MeshInfo`)."""
-    counted = Counted(module)
+def module_collectives(
+    module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...] = ()
+) -> tuple[HloCollective, ...]:
+    """Return all collectives that run, in the order of the text, except those among one device.
+
+    Args:
+        module: Parsed program.
+        mesh_axes: Axis sizes by name, in the order of the mesh.
+        islands: Island (host, node or slice) of each device of the mesh, as in `MeshInfo`; empty with a single island.
+    """
+    counted = RunCounts(module)
     every = []
     for name, computation in module.computations.items():
         for instruction, kind in _collectives_of(computation):
@@ -92,17 +110,17 @@ def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...]
             if size < 2:
                 continue
             for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
-                move = Move(
+                move = HloCollective(
                     *(kind, axes, size, times.times, nbytes, times.known),
                     *(instruction, name, instruction.operands[k], k, apart),
-                    sent_out(kind, groups, size, nbytes, islands),
+                    bytes_leaving_island(kind, groups, size, nbytes, islands),
                 )
-                every += _strung(module, computation, move) or [move]
+                every += _split_concatenated(module, computation, move) or [move]
     return tuple(every)
 
 
-class Alike(Protocol):
-    """Collectives that are alike, of a compiled program or of a plan; the attributes are those of `Move`."""
+class CollectiveLike(Protocol):
+    """Collective of a compiled program or of a plan; attributes as in the collectives of a program."""
 
     @property
     def kind(self) -> str: ...
@@ -123,34 +141,42 @@ class Alike(Protocol):
     def exact(self) -> bool: ...
 
     @property
-    def apart(self) -> int: ...
+    def stride(self) -> int: ...
 
     @property
     def network(self) -> int | None: ...
 
 
 def merge(
-    caused: Iterable[tuple[Alike, Cause]],
+    caused: Iterable[tuple[CollectiveLike, Cause]],
     takes: Sequence[float] | None = None,
     waits: Sequence[float] | None = None,
 ) -> tuple[Collective, ...]:
-    """Merge moves that are alike in all but what they move by adding their counts. Where that is known, `takes`:
-    seconds of a step that each of them is on the links; `waits`: those that a device waits for it."""
+    """Merge collectives that differ only in the moved array, and add up their counts.
+
+    Args:
+        caused: Collectives, each with the reason.
+        takes: Seconds on the links in a step, for each collective; None if unknown.
+        waits: Seconds a device waits in a step, for each collective; None if unknown.
+
+    Returns:
+        Rows of a report, largest senders first.
+    """
     counts = Counter[Collective]()
-    took, waited = defaultdict[Collective, float](float), defaultdict[Collective, float](float)
+    link_seconds, wait_seconds = defaultdict[Collective, float](float), defaultdict[Collective, float](float)
     moved: dict[Collective, set[str]] = {}
     for k, (move, cause) in enumerate(caused):
-        alike = Collective(
+        key = Collective(
             *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
             exact=move.exact,
-            apart=move.apart,
+            apart=move.stride,
             network_bytes=move.network,
             **cause._replace(what=None)._asdict(),
         )
-        counts[alike] += move.count
-        took[alike] += 0.0 if takes is None else takes[k]
-        waited[alike] += 0.0 if waits is None else waits[k]
-        moved.setdefault(alike, set()).update({cause.what} if cause.what else ())
+        counts[key] += move.count
+        link_seconds[key] += 0.0 if takes is None else takes[k]
+        wait_seconds[key] += 0.0 if waits is None else waits[k]
+        moved.setdefault(key, set()).update({cause.what} if cause.what else ())
     merged = [
         replace(
             alike,
@@ -158,8 +184,8 @@ def merge(
             wire_bytes=wire_bytes(alike.kind, alike.group_size, n * alike.bytes),
             network_bytes=None if alike.network_bytes is None else n * alike.network_bytes,
             what=_listed(sorted(moved[alike])),
-            seconds=None if takes is None else took[alike],
-            exposed=None if waits is None else waited[alike],
+            seconds=None if takes is None else link_seconds[alike],
+            exposed=None if waits is None else wait_seconds[alike],
         )
         for alike, n in counts.items()
     ]
@@ -167,16 +193,21 @@ def merge(
 
 
 def _listed(names: Sequence[str]) -> str | None:
-    """`gradient of block0.q and 5 more`."""
+    """Return the first name and the number of others: `gradient of block0.q and 5 more`."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return names[0] + more if names else None
 
 
 def wire_bytes(kind: str, group_size: int, size: int) -> int:
-    """What one device of a ring of `group_size` sends for a collective on `size` bytes.
+    """Return the bytes sent by one device in a ring collective.
 
-    An all-reduce is a reduce-scatter and an all-gather, each of which sends (n - 1) / n of the array (Thakur,
+    An all-reduce is a reduce-scatter followed by an all-gather. Each sends (n - 1) / n of the array (Thakur,
     Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4).
+
+    Args:
+        kind: Opcode without "-start".
+        group_size: Number of devices in the ring.
+        size: Bytes of the gathered or unreduced array.
 
     >>> wire_bytes("all-reduce", 4, 1000)
     1500
@@ -186,19 +217,21 @@ def wire_bytes(kind: str, group_size: int, size: int) -> int:
 
 
 def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str]]:
+    # Most computations have no collective, and searching their text is faster than parsing it.
     if not _OPCODE.search(computation.text):
         return
     for instruction in computation.instructions.values():
         kind = instruction.opcode.removesuffix("-start")
-        if kind not in _RING or instruction.attribute("calls") or _continues(computation, instruction):
+        if kind not in _RING or instruction.attribute("calls") or _is_continuation(computation, instruction):
             continue
         # TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
         scattered = kind == "all-reduce" and computation.name.startswith("all-reduce-scatter")
         yield instruction, "reduce-scatter" if scattered else kind
 
 
-def _continues(computation: Computation, instruction: Instruction) -> bool:
-    """TPU repeats a collective in the fusions that start, step and finish it: only the first counts."""
+def _is_continuation(computation: Computation, instruction: Instruction) -> bool:
+    """Return whether an instruction repeats a collective counted elsewhere."""
+    # TPU repeats a collective in each of the fusions that start, step and finish it: only the first counts.
     if 'chain_id="' not in instruction.rest:
         return False
     starts = (i.attributes for i in computation.instructions.values() if i.opcode == "custom-call")
@@ -206,33 +239,31 @@ def _continues(computation: Computation, instruction: Instruction) -> bool:
 
 
 def _sizes(computation: Computation, instruction: Instruction, kind: str, group_size: int) -> list[int]:
-    """Bytes of every array that the collective moves."""
+    """Return the bytes of every array moved by a collective."""
     operands = [computation.instructions[name].shapes for name in instruction.operands]
     sizes = [sum(shape.bytes for shape in shapes) for shapes in operands]
     if kind == "all-gather":
         return [group_size * size for size in sizes]
-    if kind == "all-to-all":  # its operands are the pieces of one array
+    if kind == "all-to-all":  # the operands are the pieces of one array
         return [sum(sizes)]
-    if kind == "ragged-all-to-all":  # the array to send; then the output and the offsets
+    if kind == "ragged-all-to-all":  # the first operand is sent; the others are the output and the offsets
         return sizes[:1]
     return sizes
 
 
-def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
-    """The arrays of a reduction that the compiler has concatenated, as GPU's does; none where it has not."""
+def _split_concatenated(module: Module, computation: Computation, move: HloCollective) -> list[HloCollective]:
+    """Return the parts of a reduction over concatenated arrays; empty for any other collective."""
     made = computation.instructions.get(move.operand)
     if move.kind not in ("all-reduce", "reduce-scatter") or made is None:
         return []
+    # GPU's compiler concatenates gradients before one all-reduce, in an instruction of its own or at the end of a
+    # fusion.
     names = list(made.operands)
     if made.opcode == "fusion":
-        body = module.named(made.attribute("calls"))
+        body = module.find_computation(made.attribute("calls"))
         root = body.root if body else None
         inside = [body.instructions.get(name) for name in root.operands] if body and root else []
-        if (
-            root is None
-            or root.opcode != "concatenate"
-            or any(i is None or i.opcode != "parameter" for i in inside)
-        ):
+        if root is None or root.opcode != "concatenate" or any(i is None or i.opcode != "parameter" for i in inside):
             return []
         names = [made.operands[int(i.rest.partition(")")[0])] for i in inside if i is not None]
     elif made.opcode != "concatenate":
@@ -240,19 +271,21 @@ def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
     sizes = [sum(shape.bytes for shape in computation.instructions[name].shapes) for name in names]
     if len(names) < 2 or sum(sizes) != move.bytes:
         return []
-    return [
-        replace(move, bytes=size, operand=name, position=None)
-        for name, size in zip(names, sizes, strict=True)
-    ]
+    return [replace(move, bytes=size, operand=name, position=None) for name, size in zip(names, sizes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Who talks to whom, by place in the mesh: groups, or of a permutation (source, target) each. One object for each
-    text, so that what is found out of it is kept by that and not by thousands of places."""
+    """Communicating devices, by position in the mesh.
 
+    Attributes:
+        permuted: True for a permutation.
+        members: Groups of devices, or the (source, target) pairs of a permutation.
+    """
+
+    # Compared by identity, with one object per text: caches below hash an object, not thousands of device positions.
     permuted: bool
-    of: Groups
+    members: Groups
 
 
 def _groups_of(module: Module, instruction: Instruction, kind: str) -> _Groups:
@@ -261,7 +294,7 @@ def _groups_of(module: Module, instruction: Instruction, kind: str) -> _Groups:
     text = instruction.attribute("replica_groups") or ""
     if text.startswith("mesh") and "{" not in text:
         text += instruction.attribute("device_ids") or ""
-    # Without global ids the groups name replicas, each with all its partitions.
+    # With a channel but without global device ids, groups name replicas, each with all of its partitions.
     local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
     spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
     return _all_groups(text, module.replicas * module.partitions, spread)
@@ -281,8 +314,10 @@ def _all_groups(text: str, devices: int, spread: int) -> _Groups:
 
 
 def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int, int]:
-    """Mesh axes that a collective runs over, None where they can't be told, the size of its groups, and how many places
-    along them its devices are apart."""
+    """Return the mesh axes spanned by the groups, the group size, and the stride of a group along the axis.
+
+    Axes are None if unknown.
+    """
     sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
     index, size, apart = _along(groups, sizes)
     return (None if index is None else tuple(names[i] for i in index)), size, apart
@@ -290,24 +325,25 @@ def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, 
 
 @lru_cache(1024)
 def _along(groups: _Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
-    return (_permuted if groups.permuted else _grouped)(groups.of, mesh)
+    return (_axes_of_pairs if groups.permuted else _axes_of_groups)(groups.members, mesh)
 
 
-def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
-    """Positions of the mesh axes that the groups run over, their size, and how many places along the axes their devices
-    are apart: 1 where they are all of the axes' devices."""
+def _axes_of_groups(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
+    """Return the positions of the mesh axes spanned by the groups, the group size, and the stride along the axis.
+
+    The stride is 1 for groups of all devices along the axes.
+    """
     size = max(map(len, groups))
-    if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(
-        range(math.prod(mesh))
-    ):
+    if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(range(math.prod(mesh))):
         return None, size, 1
-    place = np.stack(np.unravel_index(np.array(groups[0]), mesh))
-    index = tuple(i for i in range(len(mesh)) if len(set(place[i].tolist())) > 1)
-    rest = [i for i in range(len(mesh)) if i not in index]
+    # HLO numbers devices by position in the mesh.
+    coordinates = np.stack(np.unravel_index(np.array(groups[0]), mesh))
+    index = tuple(i for i in range(len(mesh)) if len(set(coordinates[i].tolist())) > 1)
+    other_axes = [i for i in range(len(mesh)) if i not in index]
     along = math.prod(mesh[i] for i in index)
-    expected, apart = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index), 1
-    if len(index) == 1 and size < along and along % size == 0:  # parts of one axis
-        apart = int(np.diff(np.sort(place[index[0]]))[0])
+    expected, apart = np.arange(math.prod(mesh)).reshape(mesh).transpose(*other_axes, *index), 1
+    if len(index) == 1 and size < along and along % size == 0:  # groups span parts of one axis
+        apart = int(np.diff(np.sort(coordinates[index[0]]))[0])
         if along % (size * apart):
             return None, size, 1
         expected = expected.reshape(-1, size, apart).swapaxes(1, 2)
@@ -316,9 +352,9 @@ def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | N
     return (index, size, apart) if same else (None, size, 1)
 
 
-def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
-    """Positions of the mesh axes along which source and target differ, how many devices those hold, and that this is
-    all of them."""
+def _axes_of_pairs(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
+    """Return the positions of the mesh axes along which source and target differ, the number of devices on them, and
+    stride 1."""
     ends = np.array(pairs, dtype=int).reshape(-1, 2)
     if ends.size and ends.max() >= math.prod(mesh):
         return None, len(set(ends.ravel().tolist())), 1
@@ -327,12 +363,22 @@ def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | N
     return index, math.prod(mesh[i] for i in index), 1
 
 
-def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[int, ...]) -> int | None:
-    """What one island sends to others for one collective, that which sends most; None where there is but one.
+def bytes_leaving_island(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[int, ...]) -> int | None:
+    """Return the bytes sent by one island to others in one collective, for the island sending most.
 
-    A ring that goes through each island once takes out of it what a single device sends: once for every group that goes
-    beyond it. In an all-to-all of n each of the m members that are together on an island sends every other device its
-    n-th part.
+    A ring passing each island once takes as many bytes out of an island as one device sends, for every group that
+    leaves the island. In an all-to-all among n devices, with m on an island, each of the m sends an n-th part to every
+    device outside.
+
+    Args:
+        kind: Opcode without "-start".
+        groups: Communicating devices.
+        size: Group size.
+        nbytes: Bytes of the gathered or unreduced array.
+        islands: Island of each device.
+
+    Returns:
+        None with a single island.
     """
     leaving = _leaving(groups, islands) if islands else None
     if leaving is None:
@@ -347,13 +393,15 @@ def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[
 
 @lru_cache(1024)
 def _leaving(groups: _Groups, islands: tuple[int, ...]) -> tuple[int, Fraction] | None:
-    """Of the island from which most is sent: the groups, or the pairs, that leave it; and the parts of an array that
-    its devices send to others in an all-to-all. None for groups of places that the mesh has not."""
-    if any(place >= len(islands) for group in groups.of for place in group):
+    """Return the number of groups (or pairs) leaving an island, and the array parts sent to others in an all-to-all.
+
+    Both are maxima over islands. None if a group has a position outside of the mesh.
+    """
+    if any(place >= len(islands) for group in groups.members for place in group):
         return None
     crossing = Counter[int]()
     parts: dict[int, Fraction] = defaultdict(Fraction)
-    for group in groups.of:
+    for group in groups.members:
         here = Counter(islands[place] for place in group)
         if len(here) < 2:
             continue
@@ -367,7 +415,7 @@ def _leaving(groups: _Groups, islands: tuple[int, ...]) -> tuple[int, Fraction] 
 
 
 def replica_groups(text: str) -> Groups:
-    """The groups of devices in any of HLO's four textual forms; none stands for one group of all.
+    """Parse device groups in any of the four textual forms of HLO; empty for one group of all devices.
 
     >>> replica_groups("[2,4]<=[4,2]T(1,0)")
     ((0, 2, 4, 6), (1, 3, 5, 7))
@@ -381,8 +429,10 @@ def replica_groups(text: str) -> Groups:
 
 
 def _mesh_groups(text: str) -> Groups:
-    """`mesh['a'=4,'b'=2] {'a'}`, with `device_ids=(...)` where the devices are not in order, and parts
-    of axes as `'a':(2)2`: the factor 2 of axis a that has 2 before it."""
+    """Parse groups of the form `mesh['a'=4,'b'=2] {'a'}`.
+
+    `device_ids=(...)` gives the order of the devices. `'a':(2)2` is a part of axis a: the factor 2 after a factor 2.
+    """
     head, _, tail = text.partition("]")
     axes = {name: int(size) for name, size in _MESH_AXIS.findall(head.partition("[")[2])}
     ids_text, _, listed = tail.rpartition("{")
@@ -405,7 +455,7 @@ def _mesh_groups(text: str) -> Groups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[4,2]T(1,0)`: the numbers from 0 in that shape, transposed."""
+    """Parse `[4,2]T(1,0)`: the numbers from 0 in the first shape, transposed."""
     text = text.rpartition("<=")[2]
     shape, _, order = text.partition("T")
     numbers = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))

@@ -1,11 +1,11 @@
-"""Whose code an operation of a compiled program comes from: the source tables of HLO text, read once."""
+"""Read the source tables of HLO text: the user's Python frames behind each operation of a compiled program."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..program.lines import is_ours, is_users, runs_steps
+from ..program.source_lines import is_package_file, is_step_runner_file, is_user_file
 
 _ROW = re.compile(r"^(\d+) (.*)$", re.MULTILINE)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -14,7 +14,13 @@ _FIELD = re.compile(r"(\w+)=(-?\d+)")
 
 @dataclass(frozen=True)
 class Frame:
-    """One call: `function` at `line` of `file`, as Python knows the file."""
+    """Python stack frame.
+
+    Attributes:
+        file: File, by the name used by Python.
+        function: Function name.
+        line: Line number.
+    """
 
     file: str
     function: str
@@ -22,9 +28,10 @@ class Frame:
 
 
 class Frames:
-    """The calls that led to the operations of a program, by the `stack_frame_id` in their metadata.
+    """Stack frames of a program's operations, by the `stack_frame_id` in their metadata.
 
-    `header` is the text before the first computation; without source tables every chain is empty.
+    Args:
+        header: Text before the first computation. Without source tables every stack is empty.
     """
 
     def __init__(self, header: str):
@@ -39,14 +46,15 @@ class Frames:
             for number, row in _rows(tables["FileLocations"]).items()
         }
         self._frames = _rows(tables["StackFrames"])
-        # Frames come after the one that called them; where the first names itself, parents are counted from one on.
+        # A caller comes before the frames that it calls. Where the first frame names itself, parent ids are larger by
+        # one, and 1 stands for no parent.
         self._shift = int(self._frames.get(1, {}).get("parent_frame_id", 0) == 1)
         self._known: dict[int, tuple[Frame, ...]] = {}
 
     def __getitem__(self, number: int) -> tuple[Frame, ...]:
-        """The user's calls inside the step, outermost first; empty where there are none."""
+        """Return the user's frames inside the step, outermost first; empty if there are none."""
         if number not in self._known:
-            self._known[number] = _inside(self._chain(number))
+            self._known[number] = _frames_in_step(self._chain(number))
         return self._known[number]
 
     def _chain(self, number: int) -> list[Frame]:
@@ -59,34 +67,35 @@ class Frames:
         return chain[::-1]
 
 
-def called(traceback: Any) -> tuple[Frame, ...]:
-    """The user's calls that led to an equation, from its jax traceback, as `Frames` has them of what it is compiled to;
-    none for None."""
-    chain = [Frame(f.file_name, f.function_name, f.line_num) for f in (traceback.frames if traceback else ())]
-    return _inside(chain[::-1])
+def frames_of_traceback(traceback: Any) -> tuple[Frame, ...]:
+    """Return the user's frames behind an equation, from the equation's JAX traceback; empty for None.
 
-
-def _inside(chain: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The user's calls that the step itself made, of all that led to an operation.
-
-    jax puts the calls of a body behind those of the equation that has it, each from the step on. A library's function
-    that it traced for an earlier step has that step's, and is left out.
+    The result equals the frames of the compiled operations of the equation.
     """
-    runs: list[list[Frame]] = [[]]  # behind each stretch of ours that runs a step
+    chain = [Frame(f.file_name, f.function_name, f.line_num) for f in (traceback.frames if traceback else ())]
+    # A JAX traceback begins with the innermost frame.
+    return _frames_in_step(chain[::-1])
+
+
+def _frames_in_step(chain: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the user's frames inside the step, of all frames behind an operation."""
+    # JAX appends the frames of a body to those of the equation with the body, each stack starting at the step. A
+    # library function traced for an earlier step has the stack of that step, left out here.
+    runs: list[list[Frame]] = [[]]  # user frames behind each stretch of package frames that runs a step
     for frame in chain:
-        if runs_steps(frame.file):
+        if is_step_runner_file(frame.file):
             runs += [[]] if runs[-1] or len(runs) == 1 else []
-        elif is_users(frame.file):
+        elif is_user_file(frame.file):
             runs[-1].append(frame)
     inside = [run for run in runs[1:] if run]
     if inside:
         return tuple(next(run for run in reversed(inside) if run[0].file == inside[0][0].file))
-    first = next((i for i, frame in enumerate(chain) if is_ours(frame.file)), 0)
-    return tuple(frame for frame in chain[first:] if is_users(frame.file)) if len(runs) == 1 else ()
+    first = next((i for i, frame in enumerate(chain) if is_package_file(frame.file)), 0)
+    return tuple(frame for frame in chain[first:] if is_user_file(frame.file)) if len(runs) == 1 else ()
 
 
 def _tables(header: str) -> dict[str, str]:
-    """The text of each table, from its name on a line of its own to the next one's."""
+    """Return the text of each source table, by name."""
     heads = {m[0]: m for m in re.finditer(rf"^(?:{'|'.join(_TABLES)})$", header, re.MULTILINE)}
     ends = sorted([m.start() for m in heads.values()] + [len(header)])
     found = {name: header[m.end() : next(e for e in ends if e > m.start())] for name, m in heads.items()}
@@ -98,7 +107,7 @@ def _strings(table: str) -> dict[int, str]:
 
 
 def _unescaped(text: str) -> str:
-    """C's escapes, in which HLO writes bytes that are not ASCII."""
+    """Decode C escapes, used by HLO for non-ASCII bytes."""
     if "\\" not in text:
         return text
     raw = text.encode("latin-1", "backslashreplace").decode("unicode_escape")

@@ -1,7 +1,7 @@
-"""A small, exact reader of HLO text: what `compiled.as_text()` prints.
+"""Small, exact parser of HLO text, the output of `compiled.as_text()`.
 
-Computations and instructions keep their text and are taken apart when asked: most of a program are fused
-computations that nothing asks of, and tens of megabytes are read in seconds.
+Computations and instructions store their text and are parsed on access. Most of a program are fused computations never
+looked at, so tens of megabytes are read in seconds.
 """
 
 import math
@@ -12,20 +12,18 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$", re.MULTILINE)
-_INSTRUCTION = re.compile(
-    r"^[ \t]+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$",
-    re.MULTILINE,
-)
+_INSTRUCTION = re.compile(r"^[ \t]+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$", re.MULTILINE)
 BRANCHES = ("branch_computations", "true_computation", "false_computation")  # attributes of a conditional
 _CALLED = re.compile(r"%?([\w.\-]+)")
 _FUSED = re.compile(r" fusion\(.*?, calls=%?([\w.\-]+)")
+# Opcodes that run other computations. Fusions are found by `_FUSED`.
 _CALLING = (
     " while(",
     " conditional(",
     " call(",
     " custom-call(",
     "-start(",
-)  # opcodes that run others, but for fusions
+)
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _NAMES = re.compile(r"(%[\w.\-]+(?:, %[\w.\-]+)*)\)")
 _OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*(?:#\d+)*)\s*(?:,|$)")
@@ -45,7 +43,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Size without layout padding; types narrower than a byte are packed, tokens have none.
+        """Size in bytes without layout padding; types narrower than a byte are packed, tokens have size 0.
 
         >>> Shape("s4", (5,)).bytes
         3
@@ -63,33 +61,40 @@ class _Line(NamedTuple):
     root: bool
 
 
+# A tuple: thousands are made, each in a third of the time of a frozen dataclass.
 class Instruction(_Line):
-    """`result` is the text of an instruction's type, `rest` starts with its operands, behind the bracket.
+    """HLO instruction.
 
-    A tuple, since thousands are made, each in a third of the time that a frozen dataclass takes.
+    Attributes:
+        name: Name without `%`.
+        opcode: HLO opcode.
+        result: Text of the result type.
+        rest: Text after the opening bracket: operands, then attributes.
+        root: True for the root of a computation.
     """
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """The arrays of the result, tuples flattened."""
+        """Arrays of the result, tuples flattened."""
         return shapes(self.result)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Names of the operands, in order; none for a parameter or a constant."""
+        """Names of the operands, in order; empty for a parameter or a constant."""
         if self.opcode in ("constant", "parameter"):
             return ()
+        # Fast path for the usual form, names with `%` alone.
         if plain := _NAMES.match(self.rest):
             return tuple(plain[1].replace("%", "").split(", "))
         return tuple(_OPERAND.findall(_COMMENT.sub("", self.rest[: self._end()])))
 
     @cached_property
     def attributes(self) -> str:
-        """The text after the operands, metadata and backend configuration included."""
+        """Text after the operands, including metadata and backend configuration."""
         return self.rest[self._end() + 1 :]
 
     def attribute(self, key: str) -> str | None:
-        """The text of one attribute's value, or None.
+        """Return the text of one attribute's value; None if missing.
 
         >>> Instruction("y", "fusion", "f32[4]", "%x), kind=kLoop, calls=%f", False).attribute("calls")
         '%f'
@@ -102,14 +107,21 @@ class Instruction(_Line):
         return plain[0] if plain else self.rest[start : _balanced(self.rest, start)]
 
     def _end(self) -> int:
-        """Where the bracket around the operands closes."""
+        """Return the position of the bracket closing the operands."""
         first = self.rest.find(")")
+        # Fast path: no bracket or string before the first closing bracket.
         plain = self.rest.find("(", 0, first) < 0 and self.rest.find('"', 0, first) < 0
         return first if plain and first >= 0 else _balanced(self.rest, 0, ends_at_comma=False)
 
 
-class Call(NamedTuple):
-    """A computation that one instruction runs `times`; `known` is False where HLO does not tell."""
+class CalledComputation(NamedTuple):
+    """Call of a computation by one instruction.
+
+    Attributes:
+        computation: Name of the computation.
+        times: Number of runs for each run of the instruction.
+        known: False if HLO does not tell `times`.
+    """
 
     computation: str
     times: int
@@ -121,12 +133,16 @@ class _Block(NamedTuple):
     text: str
 
 
+# A tuple for the same reason as `Instruction`.
 class Computation(_Block):
-    """`text` is what stands between its brackets. A tuple, as `Instruction` is."""
+    """Computation of a program: a name and the text between the brackets."""
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """By name, in the order of the text; behind `%x`, a get-tuple-element for each that the text names `%x#1`."""
+        """Instructions by name, in the order of the text.
+
+        `%x#1` in the text names an element of `%x`; a get-tuple-element instruction is added after `%x` for each.
+        """
         parts: dict[str, set[str]] = {}
         if "#" in self.text:
             for name, index in _PART.findall(self.text):
@@ -136,7 +152,7 @@ class Computation(_Block):
             lines[name] = line = Instruction(name, opcode, result, rest, bool(root))
             if parts:
                 for index in sorted(parts.get(name, ())):
-                    lines.update(_parts_of(line, index))
+                    lines.update(_indexed_elements(line, index))
         return lines
 
     @property
@@ -144,8 +160,8 @@ class Computation(_Block):
         return next((i for i in self.instructions.values() if i.root), None)
 
 
-class Runs(NamedTuple):
-    """How often a computation runs per run of the program; at least `times` where `known` is False."""
+class RunCount(NamedTuple):
+    """Number of runs of a computation for each run of the program; a lower bound if not `known`."""
 
     times: int
     known: bool
@@ -153,7 +169,13 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """A program. `header` is the text before the first computation: module attributes and source tables."""
+    """HLO program.
+
+    Attributes:
+        header: Text before the first computation: module attributes and source tables.
+        computations: Computations by name.
+        entry: Entry computation.
+    """
 
     header: str
     computations: dict[str, Computation]
@@ -175,14 +197,14 @@ class Module:
         count = re.search(rf"\b{name}=(\d+)", self.header)
         return int(count[1]) if count else 1
 
-    def named(self, name: str | None) -> Computation | None:
-        """The computation of this name, `%` before it or not; None without a name, and where there is none."""
+    def find_computation(self, name: str | None) -> Computation | None:
+        """Return the computation with a name, with or without a leading `%`; None without a name, or if missing."""
         return self.computations.get(name.lstrip("%")) if name else None
 
 
 @lru_cache(4096)
 def shapes(result: str) -> tuple[Shape, ...]:
-    """The arrays of a type, tuples flattened.
+    """Return the arrays of a type, tuples flattened.
 
     >>> shapes("(s32[], f32[4,8]{1,0})")
     (Shape(dtype='s32', dims=()), Shape(dtype='f32', dims=(4, 8)))
@@ -190,8 +212,12 @@ def shapes(result: str) -> tuple[Shape, ...]:
     return tuple(Shape(dtype, _dims(dims)) for dtype, dims in _SHAPE.findall(result))
 
 
-def read(text: str) -> Module:
-    """Read HLO text. Raises ValueError where it holds no entry computation."""
+def parse_module(text: str) -> Module:
+    """Parse HLO text.
+
+    Raises:
+        ValueError: The text has no entry computation.
+    """
     heads = list(_heads(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     computations: dict[str, Computation] = {}
@@ -206,7 +232,8 @@ def read(text: str) -> Module:
 
 
 def _heads(text: str) -> Iterator[re.Match[str]]:
-    """The lines that computations begin with. They end in a bracket, which few others do: the rest is not looked at."""
+    """Yield the first line of each computation."""
+    # Few other lines end in an opening bracket, so the regular expression runs on few lines of a large text.
     at = text.find("{\n")
     while at >= 0:
         head = _COMPUTATION.match(text, text.rfind("\n", 0, at) + 1)
@@ -215,30 +242,34 @@ def _heads(text: str) -> Iterator[re.Match[str]]:
         at = text.find("{\n", at + 1)
 
 
-class Counted:
-    """How often a computation runs, by its name, loop trips multiplied in, nested loops too; 0 times where it does not.
+class RunCounts:
+    """Number of runs of each computation by name, nested loop trips multiplied in; 0 for a computation never called.
 
-    Each branch of a conditional counts as run once; what a reduction applies to its elements is left out. Of an
-    unrolled program nothing but the entry is asked for: who calls whom is read where another computation is.
+    Each branch of a conditional counts as run once. Computations applied to elements by a reduction are left out.
+
+    Args:
+        module: Parsed program.
     """
 
     def __init__(self, module: Module):
         self._module = module
-        self._known = {module.entry.name: Runs(1, True)}
+        # The call graph is built on the first query for another computation: an unrolled program needs none.
+        self._known = {module.entry.name: RunCount(1, True)}
 
-    def __getitem__(self, name: str) -> Runs:
+    def __getitem__(self, name: str) -> RunCount:
         if name not in self._known:
             times, known = 0, True
             for caller, call in self._callers.get(name, ()):
                 site = self[caller]
                 times += site.times * call.times
+                # A caller that never runs does not make the count uncertain.
                 known = known and (not site.times or (site.known and call.known))
-            self._known[name] = Runs(times, known)
+            self._known[name] = RunCount(times, known)
         return self._known[name]
 
     @cached_property
-    def _callers(self) -> dict[str, list[tuple[str, Call]]]:
-        callers: dict[str, list[tuple[str, Call]]] = {}
+    def _callers(self) -> dict[str, list[tuple[str, CalledComputation]]]:
+        callers: dict[str, list[tuple[str, CalledComputation]]] = {}
         for computation in self._module.computations.values():
             for call in _calls_of(self._module, computation):
                 callers.setdefault(call.computation, []).append((computation.name, call))
@@ -246,58 +277,62 @@ class Counted:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a `while` in `computation` runs; None where the program decides while it runs.
+    """Return the number of trips of a `while` loop; None if the program decides at run time.
 
-    XLA's own figure where it is printed; otherwise (TPU) a counter compared with a constant is worked out.
+    Args:
+        module: Parsed program.
+        computation: Computation with the loop.
+        loop: `while` instruction.
     """
+    # XLA prints its own figure, except on TPU. There a counter compared with a constant is evaluated.
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition, body = (module.named(loop.attribute(key)) for key in ("condition", "body"))
-    test = _test(condition) if condition else None
+    condition, body = (module.find_computation(loop.attribute(key)) for key in ("condition", "body"))
+    test = _loop_limit(condition) if condition else None
     init = _source(computation, loop.operands[0])
     if not body or not test or not init or init.opcode != "tuple":
         return None
     index, stop = test
-    start, step = _constant(_source(computation, init.operands[index])), _step(body, index)
+    start, step = _constant(_source(computation, init.operands[index])), _loop_increment(body, index)
     return None if start is None or step is None else max(0, -(-(stop - start) // step))
 
 
-def _test(condition: Computation) -> tuple[int, int] | None:
-    """Which element of its state a loop compares, and the constant that it stays below."""
+def _loop_limit(condition: Computation) -> tuple[int, int] | None:
+    """Return the index of the compared element of a loop's state and the exclusive upper limit; None for another
+    condition."""
     root = condition.root
     if root is None or root.opcode != "compare" or root.attribute("direction") != "LT":
         return None
     counter, stop = (_source(condition, operand) for operand in root.operands)
-    index, limit = _element(condition, counter), _constant(stop)
+    index, limit = _state_index(condition, counter), _constant(stop)
     return None if index is None or limit is None else (index, limit)
 
 
-def _step(body: Computation, index: int) -> int | None:
-    """What a loop's body adds to element `index` of its state; None unless a positive constant."""
+def _loop_increment(body: Computation, index: int) -> int | None:
+    """Return the increment of element `index` of a loop's state; None unless a positive constant."""
     root = body.root
     update = _source(body, root.operands[index]) if root and root.opcode == "tuple" else None
     if update is None or update.opcode != "add":
         return None
     a, b = (_source(body, operand) for operand in update.operands)
-    step = (
-        _constant(b) if _element(body, a) == index else _constant(a) if _element(body, b) == index else None
-    )
+    step = _constant(b) if _state_index(body, a) == index else _constant(a) if _state_index(body, b) == index else None
     return step if step and step > 0 else None
 
 
-def _element(computation: Computation, value: Instruction | None) -> int | None:
-    """Which element of the computation's parameter a value is, or None."""
+def _state_index(computation: Computation, value: Instruction | None) -> int | None:
+    """Return the index of a value in the computation's parameter tuple; None for another value."""
     if value is None or value.opcode != "get-tuple-element":
         return None
     whole = computation.instructions.get(value.operands[0])
     return int(value.attribute("index") or 0) if whole and whole.opcode == "parameter" else None
 
 
-def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
+def _calls_of(module: Module, computation: Computation) -> Iterator[CalledComputation]:
     text = computation.text
     if " fusion(" in text:
-        yield from (Call(name, 1) for name in _FUSED.findall(text))
+        # Fusions are most of a program: their computations are found without parsing instructions.
+        yield from (CalledComputation(name, 1) for name in _FUSED.findall(text))
     if not any(opcode in text for opcode in _CALLING):
         return
     for instruction in computation.instructions.values():
@@ -305,33 +340,41 @@ def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
         if opcode == "while":
             trips = trip_count(module, computation, instruction)
             times, known = (1, False) if trips is None else (trips, True)
-            yield from (Call(name, times, known) for name in called(instruction, "body"))
-            yield from (Call(name, times + 1, known) for name in called(instruction, "condition"))
+            yield from (CalledComputation(name, times, known) for name in called_computations(instruction, "body"))
+            # The condition is evaluated once more than the body.
+            yield from (
+                CalledComputation(name, times + 1, known) for name in called_computations(instruction, "condition")
+            )
         elif opcode == "conditional":
-            yield from (Call(name, 1) for name in called(instruction, *BRANCHES))
-        elif opcode in ("call", "call-start"):  # TPU starts collectives of its SparseCores so
-            yield from (Call(name, 1) for name in called(instruction, "to_apply", "calls"))
+            yield from (CalledComputation(name, 1) for name in called_computations(instruction, *BRANCHES))
+        elif opcode in ("call", "call-start"):  # TPU starts collectives on its SparseCores by `call-start`
+            yield from (CalledComputation(name, 1) for name in called_computations(instruction, "to_apply", "calls"))
         elif opcode == "custom-call" or opcode.endswith("-start"):
-            yield from (Call(name, 1) for name in called(instruction, "calls", "called_computations"))
+            yield from (
+                CalledComputation(name, 1) for name in called_computations(instruction, "calls", "called_computations")
+            )
 
 
-def called(instruction: Instruction, *keys: str) -> list[str]:
-    """The computations that attributes of an instruction name, in the order of `keys`."""
+def called_computations(instruction: Instruction, *keys: str) -> list[str]:
+    """Return the computations named by attributes of an instruction, in the order of `keys`."""
     return [name for key in keys for name in _CALLED.findall(instruction.attribute(key) or "")]
 
 
 def _source(computation: Computation, name: str) -> Instruction | None:
-    """The instruction that makes the value `name`, behind copies and casts."""
+    """Return the instruction producing a value, before copies and casts."""
     source = computation.instructions.get(name)
     while source and source.opcode in ("copy", "bitcast", "convert"):
         source = computation.instructions.get(source.operands[0])
     return source
 
 
-def _parts_of(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction]]:
-    """What takes element 1, then its element 0, out of a tuple, for the index `1#0`; nothing that it has not."""
+def _indexed_elements(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction]]:
+    """Yield get-tuple-element instructions for an index such as `1#0`: element 1, then its element 0.
+
+    Stops at a missing element.
+    """
     for k in map(int, index.split("#")):
-        types = elements(whole.result)
+        types = tuple_types(whole.result)
         if k >= len(types):
             return
         name = f"{whole.name}#{k}"
@@ -339,10 +382,10 @@ def _parts_of(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction
         yield name, whole
 
 
-def elements(result: str) -> list[str]:
-    """The types in a tuple's type; none of another's.
+def tuple_types(result: str) -> list[str]:
+    """Return the element types of a tuple type; empty for another type.
 
-    >>> elements("(s32[], (f32[4,8]{1,0}, pred[]), /*index=2*/token[])")
+    >>> tuple_types("(s32[], (f32[4,8]{1,0}, pred[]), /*index=2*/token[])")
     ['s32[]', '(f32[4,8]{1,0}, pred[])', 'token[]']
     """
     text, at, types = _COMMENT.sub("", result).strip(), 1, []
@@ -364,7 +407,7 @@ def _dims(text: str) -> tuple[int, ...]:
 
 
 def _balanced(text: str, start: int, ends_at_comma: bool = True) -> int:
-    """Where the value at `start` ends: at a comma or a bracket outside of its own brackets and strings."""
+    """Return the end of the value at `start`: a comma or closing bracket outside of its own brackets and strings."""
     depth = 0
     for token in _NESTING.finditer(text, start):
         mark = token[0]

@@ -1,4 +1,4 @@
-"""Intervals of time: unions, what they have in common, and which of several that overlap an instant belongs to."""
+"""Intervals of time: unions, intersections, and the division of overlapping spans into disjoint pieces."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ What = TypeVar("What")
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same time as spans that neither overlap nor touch, in order; empty ones are left out.
+    """Return the union of spans as disjoint, ordered spans; empty spans are left out, and touching spans are joined.
 
     >>> union([(4, 6), (0, 2), (1, 3)])
     [(0, 3), (4, 6)]
@@ -23,10 +23,10 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def common(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
-    """The time that two unions have in common.
+def intersection(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
+    """Return the intersection of two unions.
 
-    >>> common([(0, 3), (4, 6)], [(2, 5)])
+    >>> intersection([(0, 3), (4, 6)], [(2, 5)])
     [(2, 3), (4, 5)]
     """
     found, i, j = [], 0, 0
@@ -41,10 +41,10 @@ def common(a: Sequence[Span], b: Sequence[Span]) -> list[Span]:
     return found
 
 
-def within(union: Sequence[Span], start: float, end: float) -> Iterator[tuple[float, float, bool]]:
-    """`start` to `end` in pieces: (from, to, whether the piece is of the union).
+def split_by_union(union: Sequence[Span], start: float, end: float) -> Iterator[tuple[float, float, bool]]:
+    """Divide the time from `start` to `end` into pieces (from, to, inside the union).
 
-    >>> list(within([(2, 3), (5, 9)], 1, 6))
+    >>> list(split_by_union([(2, 3), (5, 9)], 1, 6))
     [(1, 2, False), (2, 3, True), (3, 5, False), (5, 6, True)]
     """
     at = start
@@ -64,15 +64,15 @@ def _end_of(span: Span) -> float:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """The sum of what the spans take."""
+    """Return the sum of the lengths of the spans."""
     return sum(end - start for start, end in spans)
 
 
 def innermost(spans: Iterable[tuple[float, float, What]]) -> list[tuple[float, float, What]]:
-    """Divide the spans of one track into pieces, each of the innermost span there, so that no instant counts twice.
+    """Divide the spans of one track into disjoint pieces, each with the label of the innermost span.
 
-    Spans nest as calls on a thread do. One that begins inside of another and ends after it can't be called by it: a GPU
-    starts a kernel some 100 ns before the one in front has ended. It takes the time from its start on.
+    Spans nest as calls on a thread do. A span that begins inside another and ends after it takes the time from its own
+    start.
 
     >>> innermost([(0, 10, "while"), (2, 4, "dot"), (5, 6, "add")])
     [(0, 2, 'while'), (2, 4, 'dot'), (4, 5, 'while'), (5, 6, 'add'), (6, 10, 'while')]
@@ -96,6 +96,7 @@ def innermost(spans: Iterable[tuple[float, float, What]]) -> list[tuple[float, f
 
     for start, end, what in sorted(spans, key=lambda span: (span[0], -span[1])):
         until(start)
+        # A GPU starts a kernel some 100 ns before the previous one has ended: an overlap without nesting.
         while open_ and open_[-1][0] < end:
             open_.pop()
         open_.append((end, what))
@@ -103,24 +104,36 @@ def innermost(spans: Iterable[tuple[float, float, What]]) -> list[tuple[float, f
     return pieces
 
 
-class Dealt(NamedTuple):
-    """From `start` to `end` runs what `of` says: the positions of the spans that this time belongs to."""
+class OwnedSpan(NamedTuple):
+    """Piece of time owned by spans of the lowest rank.
+
+    Attributes:
+        start: Start of the piece.
+        end: End of the piece.
+        owners: Positions of the owning spans.
+    """
 
     start: float
     end: float
-    of: tuple[int, ...]
+    owners: tuple[int, ...]
 
 
-def dealt(spans: Sequence[tuple[float, float, int]]) -> Iterator[Dealt]:
-    """Spans (start, end, rank) that overlap, so that no time counts twice: each instant belongs to those of the lowest
-    rank there, to all of these alike. In order of time; where there is none, nothing.
+def divide_by_rank(spans: Sequence[tuple[float, float, int]]) -> Iterator[OwnedSpan]:
+    """Divide overlapping spans into disjoint pieces, each owned by all spans of the lowest rank at that time.
 
-    >>> [(d.start, d.end, d.of) for d in dealt([(0, 4, 1), (2, 6, 0)])]
+    Args:
+        spans: Tuples (start, end, rank).
+
+    Returns:
+        Pieces in order of time, without time outside of all spans.
+
+    >>> [(s.start, s.end, s.owners) for s in divide_by_rank([(0, 4, 1), (2, 6, 0)])]
     [(0, 2, (0,)), (2, 6, (1,))]
     """
     edges = sorted((time, ends, i) for i, span in enumerate(spans) for ends, time in enumerate(span[:2]))
+    # A dict serves as an ordered set of the spans of a rank.
     active: dict[int, dict[int, None]] = {rank: {} for rank in sorted({rank for _, _, rank in spans})}
-    last: Dealt | None = None
+    last: OwnedSpan | None = None
     at = float("-inf")
     for time, ends, i in edges:
         if time > at:
@@ -129,11 +142,11 @@ def dealt(spans: Sequence[tuple[float, float, int]]) -> Iterator[Dealt]:
                 if each:
                     first = tuple(each)
                     break
-            if last is not None and (last.of != first or last.end != at):
+            if last is not None and (last.owners != first or last.end != at):
                 yield last
                 last = None
             if first:
-                last = Dealt(at if last is None else last.start, time, first)
+                last = OwnedSpan(at if last is None else last.start, time, first)
             at = time
         if ends:
             active[spans[i][2]].pop(i, None)

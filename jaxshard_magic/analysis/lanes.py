@@ -1,22 +1,28 @@
-"""One step in lanes: what each device does, in so few pieces that they can be kept."""
+"""Draw one step as a lane per device, with few enough pieces to store."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..report import Lane
+from ..report import DeviceLane
 from .intervals import Span
 
-TICKS = 2000  # that a step is cut into
+TICKS = 2000  # ticks per step
 MOST_LANES, MOST_PIECES = 8, 480
 NS = 1e-9
 
 Key = tuple[str | None, int | None, str | None]  # file, line, phase
 
 
-class Piece(NamedTuple):
-    """A part of a device's time, in nanoseconds, and what it is for: its line and phase, and c, m or w (compute,
-    moving, waiting)."""
+class LanePiece(NamedTuple):
+    """Part of a device's time.
+
+    Attributes:
+        start: Start in nanoseconds.
+        end: End in nanoseconds.
+        key: File, line and phase.
+        kind: "c" (compute), "m" (communication) or "w" (waiting).
+    """
 
     start: float
     end: float
@@ -25,9 +31,15 @@ class Piece(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """Lanes in ticks of `tick` seconds; what is shorter than `grain` ticks may be drawn as part of its neighbours."""
+    """Lanes of several devices.
 
-    lanes: tuple[Lane, ...]
+    Attributes:
+        lanes: Lane of each device, in ticks.
+        tick: Seconds of a tick.
+        grain: Shortest exact piece in ticks; shorter ones may be drawn as part of their neighbours.
+    """
+
+    lanes: tuple[DeviceLane, ...]
     tick: float
     grain: int
 
@@ -35,34 +47,41 @@ class Lanes(NamedTuple):
 class _Block(NamedTuple):
     start: int
     end: int
-    of: int
+    row: int
     kind: str
 
 
 def lanes_of(
-    pieces: Mapping[int, Sequence[Piece]], window: Span, rows: Mapping[Key, int], first: int | None
+    pieces: Mapping[int, Sequence[LanePiece]], window: Span, rows: Mapping[Key, int], first: int | None
 ) -> Lanes:
-    """The pieces of each device in the time of `window`; of more than a few devices some, evenly spread, `first` among
-    them. `rows`: the position of each line that has one."""
+    """Draw the pieces of each device within a window of time.
+
+    Args:
+        pieces: Pieces of each device, by device id.
+        window: Start and end in nanoseconds.
+        rows: Position of each listed line.
+        first: Device to include. Of more than `MOST_LANES` devices an evenly spaced selection is drawn.
+    """
+    # A recording has no finer times than nanoseconds.
     tick = max(1.0, (window[1] - window[0]) / TICKS)
     exact = {
         d: [
-            _Block(
-                round((p.start - window[0]) / tick),
-                round((p.end - window[0]) / tick),
-                rows.get(p.key, -1),
-                p.kind,
-            )
+            _Block(round((p.start - window[0]) / tick), round((p.end - window[0]) / tick), rows.get(p.key, -1), p.kind)
             for p in pieces[d]
         ]
-        for d in _some(pieces, first)
+        for d in _select_devices(pieces, first)
     }
-    return _few(exact, NS * tick, 1)
+    return _limit_pieces(exact, NS * tick, 1)
 
 
-def together(hosts: Sequence[Lanes], rows: Sequence[Sequence[int]], first: int | None) -> Lanes:
-    """Lanes of one step, of which each host has those of its own devices, as lanes of all; `first` is among them.
-    `rows`: of each host, the new positions of its lines."""
+def merge_lanes(hosts: Sequence[Lanes], rows: Sequence[Sequence[int]], first: int | None) -> Lanes:
+    """Merge the lanes of one step from several hosts, each with the lanes of local devices.
+
+    Args:
+        hosts: Lanes of each host.
+        rows: New positions of the lines, for each host.
+        first: Device to include in the selection.
+    """
     every = {
         lane.device: [
             _Block(start, start + takes, of[i], kind)
@@ -71,11 +90,13 @@ def together(hosts: Sequence[Lanes], rows: Sequence[Sequence[int]], first: int |
         for host, of in zip(hosts, rows, strict=True)
         for lane in host.lanes
     }
-    return _few({d: every[d] for d in _some(every, first)}, hosts[0].tick, max(host.grain for host in hosts))
+    return _limit_pieces(
+        {d: every[d] for d in _select_devices(every, first)}, hosts[0].tick, max(host.grain for host in hosts)
+    )
 
 
-def _some(devices: Iterable[int], first: int | None) -> list[int]:
-    """All of a few devices, of more some that are evenly spread, `first` among them."""
+def _select_devices(devices: Iterable[int], first: int | None) -> list[int]:
+    """Return all of a few devices, else an evenly spaced selection including `first`."""
     every = sorted(devices)
     if len(every) <= MOST_LANES:
         return every
@@ -83,8 +104,8 @@ def _some(devices: Iterable[int], first: int | None) -> list[int]:
     return spread if first is None or first in spread else sorted([first, *spread[1:]])
 
 
-def _few(exact: Mapping[int, Sequence[_Block]], tick: float, grain: int) -> Lanes:
-    """Lanes of few pieces, of a grain that may have to be larger."""
+def _limit_pieces(exact: Mapping[int, Sequence[_Block]], tick: float, grain: int) -> Lanes:
+    """Return lanes with at most `MOST_PIECES` pieces, at a larger grain if needed."""
     while True:
         drawn = {d: _coarse(blocks, grain) for d, blocks in exact.items()}
         if sum(map(len, drawn.values())) <= MOST_PIECES:
@@ -93,7 +114,8 @@ def _few(exact: Mapping[int, Sequence[_Block]], tick: float, grain: int) -> Lane
 
 
 def _coarse(blocks: Iterable[_Block], grain: int) -> list[_Block]:
-    """Blocks of `grain` ticks at least: shorter ones that follow each other become one, of what takes most of it."""
+    """Return blocks of at least `grain` ticks: successive shorter blocks become one, with the line and kind taking most
+    time."""
     drawn: list[_Block] = []
     few: list[_Block] = []
 
@@ -101,14 +123,14 @@ def _coarse(blocks: Iterable[_Block], grain: int) -> list[_Block]:
         if few:
             takes: dict[tuple[int, str], int] = defaultdict(int)
             for block in few:
-                takes[block.of, block.kind] += block.end - block.start
+                takes[block.row, block.kind] += block.end - block.start
             of, kind = max(takes, key=lambda what: takes[what])
             add(_Block(few[0].start, few[-1].end, of, kind))
             few.clear()
 
     def add(block: _Block) -> None:
         last = drawn[-1] if drawn else None
-        alike = last is not None and (last.of, last.kind) == (block.of, block.kind)
+        alike = last is not None and (last.row, last.kind) == (block.row, block.kind)
         if alike and last is not None and block.start - last.end < grain:
             drawn[-1] = last._replace(end=max(last.end, block.end))
         elif block.end > block.start:
@@ -128,11 +150,11 @@ def _coarse(blocks: Iterable[_Block], grain: int) -> list[_Block]:
     return drawn
 
 
-def _lane(device: int, blocks: Sequence[_Block]) -> Lane:
-    return Lane(
+def _lane(device: int, blocks: Sequence[_Block]) -> DeviceLane:
+    return DeviceLane(
         device,
         tuple(b.start for b in blocks),
         tuple(b.end - b.start for b in blocks),
-        tuple(b.of for b in blocks),
+        tuple(b.row for b in blocks),
         "".join(b.kind for b in blocks),
     )

@@ -1,4 +1,4 @@
-"""The arrays of a planned step as a Report lists them, with exact bytes."""
+"""List the input arrays of a planned step as rows of a report, with exact bytes."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -9,22 +9,27 @@ from ..plan import LeafPlan
 from ..program.memory_kinds import HOST_KINDS
 from ..program.sizes import array_bytes
 from ..report import Leaf, Spec
-from ..report.parts import cut_of
+from ..report.parts import dim_axes
 from ..targets import target_of
 
 if TYPE_CHECKING:
-    from ..step import Entry
+    from ..step import CompiledStep
 
 
 def leaves(planned: Sequence[LeafPlan], mesh: Mesh) -> tuple[Leaf, ...]:
-    """One `Leaf` per planned input, in the same order."""
+    """Return one row for each planned input, in the same order."""
     return tuple(leaf(plan, mesh) for plan in planned)
 
 
 def leaf(planned: LeafPlan, mesh: Mesh) -> Leaf:
-    """What one planned array is, and what a device stores of it: 0 bytes where it lies on the host.
+    """Return the description of one planned array, with the bytes stored on a device: 0 for an array on the host.
 
-    Raises ValueError where its spec does not divide its shape.
+    Args:
+        planned: Planned array.
+        mesh: Mesh of the plan.
+
+    Raises:
+        ValueError: The spec does not divide the shape.
     """
     held = NamedSharding(mesh, planned.spec).shard_shape(planned.shape)
     on_host = planned.memory is not None
@@ -33,40 +38,44 @@ def leaf(planned: LeafPlan, mesh: Mesh) -> Leaf:
         role=planned.role,
         shape=planned.shape,
         dtype=str(planned.dtype),
-        spec=as_spec(cut_of(planned.spec, len(planned.shape))),
+        spec=as_spec(dim_axes(planned.spec, len(planned.shape))),
         bytes=array_bytes(planned.shape, planned.dtype),
         bytes_per_device=0 if on_host else array_bytes(held, planned.dtype),
-        why=with_memory(planned.why, planned.memory),
-        wanted=planned.wanted,
-        lost=planned.lost,
+        why=with_memory_kind(planned.reason, planned.memory),
+        wanted=planned.unsharded_axes,
+        lost=planned.replicated_bytes,
     )
 
 
-def with_memory(why: str, memory: str | None) -> str:
-    """The reason why an array lies as it does, with its memory kind where it is on the host."""
+def with_memory_kind(why: str, memory: str | None) -> str:
+    """Return the reason for a spec, with the memory kind appended for an array on the host."""
     return why if memory is None else f"{why}; in {memory} memory"
 
 
-def host_bytes(entry: "Entry", inputs: Sequence[int]) -> int:
-    """Bytes per device of inputs and outputs on the host that XLA's figures count as the device's.
+def host_bytes(entry: "CompiledStep", inputs: Sequence[int]) -> int:
+    """Return the bytes per device of inputs and outputs on the host that XLA counts as device memory.
 
-    Its CPU compiler has one memory for both (jaxlib 0.10 to 0.12), others count them apart: 0. `inputs` are those that
-    the program reads; a donated one has the memory of an output.
+    Args:
+        entry: Compiled step.
+        inputs: Positions of the inputs read by the program.
+
+    Returns:
+        0 except for XLA's CPU compiler. Donated inputs share the memory of an output and are not counted again.
     """
     plan, first = entry.plan, len(entry.consts)
     if plan.mesh.devices.flat[0].platform != "cpu" or target_of(plan.mesh) is not None:
+        # XLA's CPU compiler has one memory for host and device (jaxlib 0.10 to 0.12); other compilers count the two
+        # separately.
         return 0
     donated = {first + i for i in entry.donated}
     given = zip(entry.traced.closed.in_avals, plan.in_shardings, strict=True)
     arrays = [x for i, x in enumerate(given) if i in inputs and i not in donated]
     arrays += zip(entry.traced.closed.out_avals, plan.out_shardings, strict=True)
     return sum(
-        array_bytes(at.shard_shape(aval.shape), aval.dtype)
-        for aval, at in arrays
-        if at.memory_kind in HOST_KINDS
+        array_bytes(at.shard_shape(aval.shape), aval.dtype) for aval, at in arrays if at.memory_kind in HOST_KINDS
     )
 
 
 def as_spec(cut: Iterable[Sequence[str]]) -> Spec:
-    """The axes of each dimension as a Leaf has them: None, one axis, or several."""
+    """Return the axes of each dimension as stored in a report: None, one axis, or several."""
     return tuple(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in cut)

@@ -1,4 +1,4 @@
-"""What a device holds while the step runs, from XLA's own accounts of the compiled program."""
+"""Compute the device memory of a step from XLA's memory analysis, and read the memory statistics of devices."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..device_arrays import device_number
 from ..hardware import Chip, chip
-from ..placing import number_of
 from ..report import DeviceMemory, Leaf, Memory
 from ..targets import gpu, target_of
 
@@ -17,13 +17,18 @@ _ROLES = ("params", "optimizer", "batch")
 
 
 def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None, host_bytes: int = 0) -> Memory:
-    """Bytes per device at the peak of the step, arguments split by role.
+    """Return the bytes per device at the peak of the step, arguments divided by role.
 
-    `stats` is XLA's memory analysis, None where there is none; `leaves` are the arguments that the program reads;
-    `limit` is what a device offers, `device_limit`; `host_bytes` are those of arrays on the host in XLA's figures.
-    `other` holds keys, arguments without a role, outputs that reuse no argument's memory, the program itself and the
-    padding of arguments (TPU).
-    The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
+    Args:
+        stats: XLA's memory analysis; None without one.
+        leaves: Arguments read by the program.
+        mesh: Mesh of the step.
+        limit: Usable bytes of a device; None if unknown.
+        host_bytes: Bytes of arrays on the host counted by XLA.
+
+    Returns:
+        Parts adding up to `peak`. `other` contains keys, arguments without a role, outputs without a donated argument,
+        the program's code, and the padding of arguments (TPU). Without `stats`, `temporaries` and `peak` are None.
     """
     arguments = by_role((leaf.role, leaf.bytes_per_device) for leaf in leaves)
     temporaries = None
@@ -32,44 +37,52 @@ def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None, ho
         lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes - host_bytes
         reported = getattr(stats, "peak_memory_in_bytes", 0)
         if reported and mesh.devices.flat[0].platform == "tpu":
-            # What lies in one place one after the other counts once.
+            # TPU's own peak counts memory shared by successive values once, and leaves out the program's code.
             peak = max(reported + stats.generated_code_size_in_bytes, lasting)
         else:
-            peak = max(
-                reported - host_bytes, lasting + stats.temp_size_in_bytes
-            )  # CPU's own leaves out the temporaries
+            # The CPU's own peak leaves out the temporaries.
+            peak = max(reported - host_bytes, lasting + stats.temp_size_in_bytes)
         temporaries = peak - lasting
+        # The remainder: keys, undonated outputs, code, and the padding of arguments (TPU).
         arguments["other"] += lasting - arguments.total()
     devices = mesh.devices.flatten().tolist()
-    return Memory(
-        tuple(device_memory(number_of(d), arguments, temporaries, limit) for d in devices), "compiled"
-    )
+    return Memory(tuple(device_memory(device_number(d), arguments, temporaries, limit) for d in devices), "compiled")
 
 
 def by_role(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
-    """Bytes of the arrays of each role that a `DeviceMemory` tells apart, all others as "other"."""
+    """Return the total bytes of each role in a `DeviceMemory`; all other roles count as "other"."""
     roles = Counter[str]()
     for role, size in sizes:
         roles[role if role in _ROLES else "other"] += size
     return roles
 
 
-def device_memory(
-    device: int, arrays: Counter[str], temporaries: int | None, limit: int | None
-) -> DeviceMemory:
-    """What the device of this id holds: `arrays` by role, and beside them `temporaries`, None where not known."""
+def device_memory(device: int, arrays: Counter[str], temporaries: int | None, limit: int | None) -> DeviceMemory:
+    """Return the memory of one device.
+
+    Args:
+        device: Device id.
+        arrays: Bytes of arrays by role.
+        temporaries: Bytes of temporaries; None if unknown.
+        limit: Usable bytes of the device; None if unknown.
+    """
     peak = None if temporaries is None else arrays.total() + temporaries
     own = {role: arrays[role] for role in (*_ROLES, "other")}
     return DeviceMemory(device, **own, temporaries=temporaries, peak=peak, limit=limit)
 
 
 def with_limit(memory: Memory, limit: int) -> Memory:
-    """The same bytes on devices that have `limit` each."""
+    """Return `memory` with `limit` usable bytes on each device."""
     return replace(memory, per_device=tuple(replace(d, limit=limit) for d in memory.per_device))
 
 
 def with_temporaries(memory: Memory, temporaries_beside: Callable[[int], int]) -> Memory:
-    """The same with other bytes for temporaries, which are given for the bytes of a device's own arrays."""
+    """Return `memory` with other temporaries.
+
+    Args:
+        memory: Memory of each device.
+        temporaries_beside: Returns bytes of temporaries for the total bytes of a device's arrays.
+    """
     rows = []
     for d in memory.per_device:
         arrays = d.params + d.optimizer + d.batch + d.other
@@ -78,48 +91,58 @@ def with_temporaries(memory: Memory, temporaries_beside: Callable[[int], int]) -
     return replace(memory, per_device=tuple(rows))
 
 
-def peaks(mesh: Mesh) -> tuple[int | None, ...]:
-    """The most bytes that each device of a mesh has held so far; None where its backend does not say."""
+def peak_bytes(mesh: Mesh) -> tuple[int | None, ...]:
+    """Return the peak bytes of each device of a mesh since the start of the backend; None where the backend has no
+    statistics."""
     return tuple(_stats(device).get("peak_bytes_in_use") for device in mesh.devices.flatten().tolist())
 
 
-def in_use(mesh: Mesh) -> int | None:
-    """Bytes that the fullest of a mesh's devices here holds now; None where no backend says."""
+def bytes_in_use(mesh: Mesh) -> int | None:
+    """Return the bytes in use on the fullest local device of a mesh; None if no backend has statistics."""
     devices = (d for d in mesh.devices.flat if d.process_index == jax.process_index())
     return max((n for d in devices if (n := _stats(d).get("bytes_in_use")) is not None), default=None)
 
 
 def with_measured(memory: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
-    """The peaks that devices came to while the step ran, in the mesh's order. A backend tells the most since it
-    started: where that was no more than `before` the step, the step's own is not known."""
+    """Return `memory` with the measured peak of each device while the step ran, None where no higher than before the
+    step.
+
+    Args:
+        memory: Memory of each device.
+        before: Peak bytes before the step, in the order of the mesh.
+        after: Peak bytes after the step, in the order of the mesh.
+    """
     if len(before) != len(after):
         return memory
     rows = zip(memory.per_device, before, after, strict=True)
-    measured = (
-        replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows
-    )
+    # A backend reports the peak since its start. A peak no higher than before the step says nothing about the step.
+    measured = (replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows)
     return replace(memory, per_device=tuple(measured))
 
 
-def usable(chip: Chip) -> int:
-    """Bytes that a program gets of a chip's memory."""
-    return (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm
+def usable_chip_bytes(chip: Chip) -> int:
+    """Return the bytes of a chip's memory available to a program."""
+    return (gpu.usable_bytes(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm
 
 
-def room(mesh: Mesh, of: Chip | None = None) -> int | None:
-    """Bytes that programs have on each device of `mesh`, or of a mesh of the chip `of`; None where it is not known."""
-    return device_limit(mesh.devices.flat[0]) if of is None else usable(of)
+def usable_bytes(mesh: Mesh, of: Chip | None = None) -> int | None:
+    """Return the bytes available to programs on each device of `mesh`, or on the chip `of`; None if unknown."""
+    return device_limit(mesh.devices.flat[0]) if of is None else usable_chip_bytes(of)
 
 
-def room_for(mesh: Mesh, on: str | None) -> int | None:
-    """Bytes that programs have on each device of a mesh: of the chip `on`, of that which the mesh is of, or as its
-    devices say; None where that is not known."""
+def usable_bytes_for(mesh: Mesh, on: str | None) -> int | None:
+    """Return the bytes available to programs on each device of a mesh; None if unknown.
+
+    Args:
+        mesh: Mesh of attached devices or of a target.
+        on: Name of a chip to use in place of the mesh's devices; None for the devices.
+    """
     target = target_of(mesh)
-    return room(mesh, chip(on) if on is not None else None if target is None else target.chip)
+    return usable_bytes(mesh, chip(on) if on is not None else None if target is None else target.chip)
 
 
 def device_limit(device: Any) -> int | None:
-    """Bytes that programs may use on a device; None where its backend does not say."""
+    """Return the bytes available to programs on a device; None if the backend has no statistics."""
     return _stats(device).get("bytes_limit")
 
 

@@ -1,4 +1,4 @@
-"""A `jax.sharding.Mesh` as the plain data of a Report."""
+"""Describe a `jax.sharding.Mesh` as plain data for a report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,14 +7,18 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..device_arrays import device_number
 from ..hardware import Chip
-from ..placing import number_of
 from ..report import MeshInfo
 from ..targets import target_of
 
 
 def mesh_info(mesh: Mesh, source: str) -> MeshInfo:
-    """Axes, devices and processes of `mesh`; `source` is attached, simulated or topology.
+    """Return the axes, devices and processes of a mesh.
+
+    Args:
+        mesh: Mesh to describe.
+        source: "attached", "simulated" or "topology".
 
     >>> import jax
     >>> mesh_info(jax.make_mesh((1,), ("data",)), "attached").axes
@@ -23,19 +27,19 @@ def mesh_info(mesh: Mesh, source: str) -> MeshInfo:
     return _info(dict(mesh.shape), mesh.devices.flatten().tolist(), source)
 
 
-def info_of(mesh: Mesh) -> MeshInfo:
-    """The same, with the source that its devices say."""
+def detect_mesh_info(mesh: Mesh) -> MeshInfo:
+    """Return the description of a mesh, with the source read from the devices."""
     devices = mesh.devices.flatten().tolist()
     return mesh_info(mesh, "topology" if target_of(mesh) is not None else _source(devices))
 
 
 def devices_info(devices: Sequence[Any]) -> MeshInfo:
-    """Devices without a mesh, in a row: `device=8`."""
+    """Return the description of devices without a mesh, along one axis: `device=8`."""
     return _info({"device": len(devices)}, devices, _source(devices))
 
 
-def in_nodes(chip: Chip, info: MeshInfo) -> Chip:
-    """A GPU with as many in a node as each host of the mesh has devices; any other chip as it is."""
+def with_node_size(chip: Chip, info: MeshInfo) -> Chip:
+    """Return a GPU with the node size set to the number of mesh devices on each host; any other chip unchanged."""
     if chip.kind != "gpu" or not info.islands:
         return chip
     return replace(chip, node=max(Counter(info.islands).values()))
@@ -51,15 +55,17 @@ def _info(axes: dict[str, int], devices: Sequence[Any], source: str) -> MeshInfo
         platform=devices[0].platform,
         device_kind=devices[0].device_kind,
         source=source,
-        devices=tuple(map(number_of, devices)),
+        devices=tuple(map(device_number, devices)),
         processes=len({d.process_index for d in devices}),
         hosts=_several([_host(d) for d in devices]),
+        # Only the network connects islands: slices of TPUs, hosts of other devices.
         islands=_several([_slice(d) if d.platform == "tpu" else _host(d) for d in devices]),
     )
 
 
 def _host(device: Any) -> int:
-    """The host of a device; of a GPU, each of which may have a process of its own, the node that XLA finds."""
+    """Return the host index of a device; for a GPU the node index found by XLA."""
+    # Each GPU may have a process of its own, so the process index does not tell the node.
     node = getattr(device, "slice_index", None) if device.platform == "gpu" else None
     return device.process_index if node is None else node
 

@@ -1,12 +1,12 @@
-"""What caused a collective: the user's line, the phase of the step, and the array that moves."""
+"""Find the origin of a collective: the user's source line, the phase of the step, and the moved array."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from ..places import place
-from ..program.labels import GRADIENT, PIN, UPDATE, WEIGHT, label_of
+from ..code_locations import location_text
+from ..program.op_labels import BODY_CONSTRAINT, GRADIENT, UPDATE, WEIGHT, parse_label
 from .dataflow import Dataflow
 from .frames import Frame, Frames
 from .hlo import Computation, Instruction, Module
@@ -14,15 +14,19 @@ from .hlo import Computation, Instruction, Module
 _OP_NAME = re.compile(r'op_name="([^"\\]*(?:\\.[^"\\]*)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _REDUCING = ("all-reduce", "reduce-scatter")
-_MOST = 32  # instructions that are asked for their line
+_MOST = 32  # instructions searched for a source line
 
 
 @dataclass(frozen=True)
 class Origin:
-    """`frame` is the innermost line of the user's own; `call` the line of the step's own cell or file that led to it,
-    where it stands elsewhere.
+    """Origin of a value.
 
-    `leaf` is the position of the input that moves, or whose gradient does (`gradient`).
+    Attributes:
+        frame: Innermost frame in the user's code; None if unknown.
+        call: Frame in the step's own cell or file leading to `frame`; None if `frame` is in the same file.
+        phase: "forward", "backward" or "update"; None if unknown.
+        leaf: Position of the moved input, or of the input with the moved gradient; None for other arrays.
+        gradient: True for the gradient of an input.
     """
 
     frame: Frame | None = None
@@ -32,44 +36,52 @@ class Origin:
     gradient: bool = False
 
 
-class Origins:
-    """The origins of a module's collectives.
+class HloOrigins:
+    """Origins of the collectives of a module.
 
-    `home`: the step's own files, the cell's before that of the step. `inputs[k]` is the position among the step's
-    leaves of the program's k-th parameter.
+    Args:
+        module: Parsed program.
+        home: Files of the step; the file of the current cell comes first.
+        inputs: Position among the step's leaves, for each parameter of the program.
     """
 
     def __init__(self, module: Module, home: Sequence[str], inputs: Sequence[int] = ()):
         self.module, self.home, self.inputs = module, tuple(dict.fromkeys(home)), tuple(inputs)
         self.frames = Frames(module.header)
         self._flow = Dataflow(module)
-        self._parts: dict[
-            tuple[str, str], dict[int, Instruction]
-        ] = {}  # the elements of combined collectives
+        self._parts: dict[tuple[str, str], dict[int, Instruction]] = {}  # elements of combined collectives, by index
 
-    def of(
+    def of_collective(
         self, computation: Computation, collective: Instruction, operand: str, position: int | None
     ) -> Origin:
-        """The origin of one array of a collective: `operand`, its `position`-th, or one of those that are strung
-        together in its only operand."""
+        """Return the origin of one array of a collective.
+
+        Args:
+            computation: Computation with the collective.
+            collective: Instruction of the collective.
+            operand: Name of the array.
+            position: Position of the array among the operands; None for one part of a concatenated operand.
+        """
         own = [] if position is None else self._own(computation, collective, position)
         label = self._label(computation, operand, own)
-        frames, phase = self._told(self._witnesses(computation, collective, operand, own))
+        frames, phase = self._frames_and_phase(self._witnesses(computation, collective, operand, own))
+        # XLA adds instructions without metadata: what they were made from may have some.
         if not frames:
-            frames, source = self._told(i for _, i in self._flow.sources(computation, operand))
+            frames, source = self._frames_and_phase(i for _, i in self._flow.sources(computation, operand))
             phase = phase or source
-        place = self.place(frames)
+        place = self.locate(frames)
         leaf = label[1] if label else self._parameter(computation, operand)
         return Origin(place.frame, place.call, phase, leaf, bool(label and label[0] == GRADIENT))
 
-    def _told(self, witnesses: Iterable[Instruction]) -> tuple[tuple[Frame, ...], str | None]:
-        """The first calls and the first phase that witnesses tell. What only holds an array at the door of a loop says
-        less than what works on it inside, and is believed last."""
+    def _frames_and_phase(self, witnesses: Iterable[Instruction]) -> tuple[tuple[Frame, ...], str | None]:
+        """Return the first stack and the first phase found in the metadata of `witnesses`."""
         known: dict[bool, tuple[Frame, ...]] = {}
         phases: dict[bool, str] = {}
         for i in islice(witnesses, _MOST):
+            # A sharding constraint at the start or end of a loop body says less than the operations inside: used as a
+            # last resort.
             name = op_name(i)
-            pinned = PIN in name
+            pinned = BODY_CONSTRAINT in name
             if pinned not in known and (frames := self._frames_of(i)):
                 known[pinned] = frames
             if pinned not in phases and (phase := phase_of(name)):
@@ -79,12 +91,12 @@ class Origins:
         return known.get(False, known.get(True, ())), phases.get(False, phases.get(True))
 
     def of_instruction(self, instruction: Instruction) -> Origin:
-        """The line and phase in an instruction's own metadata."""
-        place = self.place(self._frames_of(instruction))
+        """Return the line and phase in an instruction's own metadata."""
+        place = self.locate(self._frames_of(instruction))
         return Origin(place.frame, place.call, phase_of(op_name(instruction)))
 
     def of_value(self, computation: Computation, instruction: Instruction) -> Origin:
-        """The line and phase of what makes a value, or of what it is made for."""
+        """Return the line and phase of a value's defining instruction, else of the nearest consumer."""
         own = self.of_instruction(instruction)
         if own.frame is not None:
             return own
@@ -93,18 +105,26 @@ class Origins:
         return replace(user, phase=own.phase or user.phase)
 
     def of_source(self, computation: Computation, instruction: Instruction) -> Origin:
-        """The line and phase of the nearest instruction that a value is made of and that tells them."""
+        """Return the line and phase of the nearest source of a value with a line in its metadata."""
         made = (i for _, i in islice(self._flow.sources(computation, instruction.name), _MOST))
         return next((o for i in made if (o := self.of_instruction(i)).frame), Origin())
 
-    def part(self, computation: Computation, instruction: Instruction, index: Sequence[int]) -> Instruction:
-        """The instruction that names an element of a result: of a collective of several arrays what takes the element
-        out, as the collective has the names of all."""
+    def naming_instruction(
+        self, computation: Computation, instruction: Instruction, index: Sequence[int]
+    ) -> Instruction:
+        """Return the instruction naming one element of a result.
+
+        Args:
+            computation: Computation with the instruction.
+            instruction: Instruction with the result.
+            index: Tuple index of the element.
+        """
+        # A collective of several arrays has the names of all. The get-tuple-element instruction has the name of one.
         own = self._own(computation, instruction, index[-1]) if index else []
         return next((i for i in own if op_name(i)), instruction)
 
     def inputs_of(self, computation: Computation, instruction: Instruction) -> list[int]:
-        """The step's inputs, by position, that are operands of an instruction, as they came or gathered."""
+        """Return the positions of the step's inputs read by an instruction, unchanged or gathered."""
         found = []
         for operand in instruction.operands:
             label = self._label(computation, operand, ())
@@ -113,30 +133,30 @@ class Origins:
                 found.append(leaf)
         return found
 
-    def place(self, frames: Sequence[Frame]) -> Origin:
-        """The innermost of `frames`, and the one at home that led to it."""
-        return place_of(frames, self.home)
+    def locate(self, frames: Sequence[Frame]) -> Origin:
+        """Return the innermost of `frames`, and the calling frame in the step's own files."""
+        return locate_frames(frames, self.home)
 
-    def _label(
-        self, computation: Computation, operand: str, own: Sequence[Instruction]
-    ) -> tuple[str, int] | None:
-        """Which weight or gradient an array is, by its own name or that of what made it."""
+    def _label(self, computation: Computation, operand: str, own: Sequence[Instruction]) -> tuple[str, int] | None:
+        """Return the label of a weight or gradient, in the array's own name or in a producer's name."""
         made = (i for _, i in self._flow.producers(computation, operand))
-        return next((label for i in chain(own, made) if (label := label_of(op_name(i)))), None)
+        return next((label for i in chain(own, made) if (label := parse_label(op_name(i)))), None)
 
     def _witnesses(
         self, computation: Computation, collective: Instruction, operand: str, own: Sequence[Instruction]
     ) -> Iterator[Instruction]:
-        """The instructions to ask, best first: an array is reduced for what made it, gathered for whoever uses it."""
+        """Yield the instructions to search for metadata, most reliable first."""
         made = (i for _, i in self._flow.producers(computation, operand))
         used = (i for last in own[-1:] for _, i in self._flow.consumers(computation, last.name))
+        # An array is reduced because of its producer, and gathered because of its consumers.
         first, second = (made, used) if collective.opcode.startswith(_REDUCING) else (used, made)
         yield from chain(own, first, second, [collective])
 
     def _own(self, computation: Computation, collective: Instruction, position: int) -> list[Instruction]:
-        """The collective; of a combined one, which has the name of its first part, the element taken out of it."""
+        """Return the collective, or the get-tuple-element instruction for one array of a combined collective."""
         if len(collective.operands) == 1 or collective.opcode.startswith("all-to-all"):
             return [collective]
+        # A combined collective has the name of its first array only.
         key = computation.name, collective.name
         if key not in self._parts:
             self._parts[key] = self._flow.elements(computation, collective.name)
@@ -144,7 +164,7 @@ class Origins:
         return [] if part is None else [part]
 
     def _parameter(self, computation: Computation, operand: str) -> int | None:
-        """The step's input that an array is, where it is moved as it came."""
+        """Return the position of the step's input moved unchanged as `operand`; None for another array."""
         for where, i in self._flow.producers(computation, operand):
             if i.opcode == "parameter" and where is self.module.entry:
                 number = int(i.rest.partition(")")[0])
@@ -156,37 +176,44 @@ class Origins:
         return self.frames[int(frame[1])] if frame else ()
 
 
-def place_of(frames: Sequence[Frame], homes: Sequence[str]) -> Origin:
-    """The innermost of `frames`, and the innermost in the first of the files `homes` that one is in, where that is
-    another file."""
+def locate_frames(frames: Sequence[Frame], homes: Sequence[str]) -> Origin:
+    """Return the innermost frame, and the innermost frame in the step's own files if that is another file.
+
+    Args:
+        frames: Stack frames, outermost first.
+        homes: Files of the step; the first file with a frame is used.
+    """
     if not frames:
         return Origin()
     own = next((inner for home in homes if (inner := [f for f in frames if f.file == home])), [])
     return Origin(frames[-1], own[-1] if own and own[-1].file != frames[-1].file else None)
 
 
-def in_words(origin: Origin) -> str | None:
-    """`model.py, line 31, called at cell [7], line 12`; None where no line is known."""
+def describe_origin(origin: Origin) -> str | None:
+    """Return an origin as text: `model.py, line 31, called at cell [7], line 12`; None without a line."""
     if origin.frame is None:
         return None
-    line = place(origin.frame.file, origin.frame.line)
-    return line if origin.call is None else f"{line}, called at {place(origin.call.file, origin.call.line)}"
+    line = location_text(origin.frame.file, origin.frame.line)
+    return line if origin.call is None else f"{line}, called at {location_text(origin.call.file, origin.call.line)}"
 
 
-def called_at(origin: Origin) -> str | None:
-    """`/home/me/train.py:12`: the line that led to an origin, as a report has it until its files are named."""
+def calling_line(origin: Origin) -> str | None:
+    """Return the calling line of an origin as `/home/me/train.py:12`; None without one.
+
+    Reports store this form until files are renamed for the reader.
+    """
     return None if origin.call is None else f"{origin.call.file}:{origin.call.line}"
 
 
 def op_name(instruction: Instruction) -> str:
-    """The name that jax gave the operation, with the scopes it stands in; empty where there is none."""
+    """Return JAX's name of an operation, including name scopes; empty without one."""
     match = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
     name = match[1] if match else ""
     return name.replace("\\'", "'").replace('\\"', '"') if "\\" in name else name
 
 
 def operation_of(name: str) -> str:
-    """The last operation of a name; empty where it is several, or the name is none of jax's.
+    """Return the last operation in a name; empty for several operations, and for a name not given by JAX.
 
     >>> operation_of("jit(step)/transpose(jvp(checkpoint/shard.gradient.3))/dot_general")
     'dot_general'
@@ -205,13 +232,12 @@ def operation_of(name: str) -> str:
 
 
 def phase_of(name: str) -> str | None:
-    """Of an operation's name: forward, backward or update; None for what is no operation of the step.
-
-    jax names the transpose of a differentiated function so; the update has our own label.
+    """Return the phase in an operation's name: forward, backward or update; None outside of the step.
 
     >>> phase_of("jit(step)/transpose(jvp())/dot_general")
     'backward'
     """
+    # JAX adds "transpose" to the names of a backward pass. The update carries a label added by this package.
     if not name.startswith("jit("):
         return None
     return "backward" if "transpose(" in name else "update" if UPDATE in name else "forward"

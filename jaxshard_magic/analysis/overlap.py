@@ -1,7 +1,8 @@
-"""What of a program's communication is hidden behind its compute, from the order that the compiler gave it.
+"""Estimate the communication hidden behind compute, from the instruction order chosen by the compiler.
 
-In a scheduled program the start and the end of a collective stand apart where it runs beside others; what lies between
-hides it. `scheduled` reads that order once, into a few events a collective; `exposed` lets it run on a chip's links.
+In a scheduled program the start and the end of an asynchronous collective are separate instructions; compute between
+them hides communication. `read_schedule` reads the order once, into a few events per collective. `exposed_times`
+simulates the events on a chip's links.
 """
 
 import re
@@ -12,9 +13,9 @@ from math import prod
 from typing import NamedTuple
 
 from ..hardware import Chip
-from ..wires import Wire, latency
-from .collectives import Move, wire_bytes
-from .hlo import BRANCHES, Computation, Instruction, Module, called, trip_count
+from ..links import AxisLink, collective_latency
+from .collectives import HloCollective, wire_bytes
+from .hlo import BRANCHES, Computation, Instruction, Module, called_computations, trip_count
 
 _SCHEDULED = "is_scheduled=true"
 _ESTIMATED = '"estimated_cycles":"'
@@ -22,47 +23,58 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CHAIN = re.compile(r'chain_id="(\d+)"')
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 _SUMMED = re.compile(r'lhs_contracting_dim(?:s=|ensions":)[{\[]([\d,"]*)[}\]]')
-_RUN = {"while": ("body",), "conditional": BRANCHES, "call": ("to_apply", "calls")}  # and what names them
+# Opcodes that run other computations, and the attributes naming these.
+_RUN = {"while": ("body",), "conditional": BRANCHES, "call": ("to_apply", "calls")}
 _NOTHING = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"))
 
 
-class Work(NamedTuple):
-    """What a device computes between two other events: XLA's estimate of cycles, or, in a program that prints none,
-    FLOPs and bytes."""
+class ComputeEvent(NamedTuple):
+    """Compute between two other events, in cycles estimated by XLA; FLOPs and bytes in a program without such
+    estimates."""
 
     cycles: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
 
 
-class Start(NamedTuple):
-    """Collectives, by their positions among the moves, that begin under `name`; where that is empty the device waits
-    for their end. `beside`: what the device does meanwhile in the same instruction."""
+class CollectiveStart(NamedTuple):
+    """Start of collectives.
+
+    Attributes:
+        moves: Positions in the list of collectives.
+        name: Name for the matching end; empty for blocking collectives.
+        beside: Compute done meanwhile in the same instruction.
+    """
 
     moves: tuple[int, ...]
     name: str = ""
-    beside: Work = Work()
+    beside: ComputeEvent = ComputeEvent()
 
 
-class Done(NamedTuple):
-    """The device waits for what began under `name`."""
+class CollectiveEnd(NamedTuple):
+    """End of the collectives started under `name`: the device waits for them."""
 
     name: str
 
 
-class Loop(NamedTuple):
-    """Another computation, run so many times."""
+class BodyRuns(NamedTuple):
+    """Run of another computation, `times` times."""
 
     body: str
     times: int
 
 
-Event = Work | Start | Done | Loop
+Event = ComputeEvent | CollectiveStart | CollectiveEnd | BodyRuns
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The events of every computation that runs by itself, in order; `entry` is the one that is run."""
+class CollectiveSchedule:
+    """Events of a scheduled program.
+
+    Attributes:
+        entry: Name of the entry computation.
+        events: Events in order, for every computation that runs on its own, by name.
+    """
 
     entry: str
     events: Mapping[str, tuple[Event, ...]]
@@ -70,16 +82,27 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds of a step that a device waits for each move, and those that each `takes` on the links."""
+    """Seconds of communication in a step, for each collective.
 
-    waits: tuple[float, ...]
-    takes: tuple[float, ...]
+    Attributes:
+        wait_seconds: Seconds a device waits.
+        link_seconds: Seconds on the links.
+    """
+
+    wait_seconds: tuple[float, ...]
+    link_seconds: tuple[float, ...]
 
 
 @dataclass
 class _Ran:
-    """One run of a computation: its seconds, those that each axis' links are busy, and of each move those that it takes
-    on them and those that the device waits for it."""
+    """Times of one run of a computation.
+
+    Attributes:
+        seconds: Duration.
+        takes: Seconds on the links, by collective.
+        busy: Seconds the links of an axis are busy, by axis.
+        exposed: Seconds the device waits, by collective.
+    """
 
     seconds: float = 0.0
     takes: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -87,9 +110,16 @@ class _Ran:
     exposed: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def scheduled(module: Module, moves: Sequence[Move]) -> Schedule | None:
-    """The order in which a program's `moves` start and end; None where its text does not say that it is scheduled, or
-    where the program decides while it runs how often one of them runs."""
+def read_schedule(module: Module, moves: Sequence[HloCollective]) -> CollectiveSchedule | None:
+    """Return the order in which the collectives of a program start and end.
+
+    Args:
+        module: Parsed program.
+        moves: Collectives of the program.
+
+    Returns:
+        None if the text is not marked as scheduled, or if a collective runs an unknown number of times.
+    """
     if _SCHEDULED not in module.header.partition("\n")[0] or not all(move.exact for move in moves):
         return None
     reader = _Reader(module, moves)
@@ -99,12 +129,12 @@ def scheduled(module: Module, moves: Sequence[Move]) -> Schedule | None:
         computation = waiting.pop()
         if computation.name not in events:
             made = events[computation.name] = tuple(_merged(reader.events(computation)))
-            waiting += [module.computations[e.body] for e in made if isinstance(e, Loop)]
-    return Schedule(module.entry.name, events)
+            waiting += [module.computations[e.body] for e in made if isinstance(e, BodyRuns)]
+    return CollectiveSchedule(module.entry.name, events)
 
 
 class _Reader:
-    def __init__(self, module: Module, moves: Sequence[Move]):
+    def __init__(self, module: Module, moves: Sequence[HloCollective]):
         self._module = module
         self._cycles = any(_ESTIMATED in c.text for c in module.computations.values())
         self._at: dict[str, dict[str, list[int]]] = {}
@@ -119,16 +149,18 @@ class _Reader:
                 continue
             if opcode in _RUN:
                 times = trip_count(self._module, computation, i) if opcode == "while" else 1
-                yield from (Loop(name, 1 if times is None else times) for name in called(i, *_RUN[opcode]))
+                yield from (
+                    BodyRuns(name, 1 if times is None else times) for name in called_computations(i, *_RUN[opcode])
+                )
             elif i.name in here:
                 name = begun[i.name] = i.name if opcode.endswith("-start") else ""
-                yield Start(tuple(here[i.name]), name)
+                yield CollectiveStart(tuple(here[i.name]), name)
             elif opcode.endswith(("-done", "-update")) and i.operands:
                 name = begun[i.name] = begun.get(i.operands[0], "")
                 if name and opcode.endswith("-done"):
-                    yield Done(name)
+                    yield CollectiveEnd(name)
             elif (
-                inside := self._module.named(i.attribute("calls") if " calls=" in i.rest else None)
+                inside := self._module.find_computation(i.attribute("calls") if " calls=" in i.rest else None)
             ) is not None:
                 yield from self._calls(computation, i, inside, begun)
             else:
@@ -137,44 +169,45 @@ class _Reader:
     def _calls(
         self, computation: Computation, i: Instruction, inside: Computation, begun: dict[str, str]
     ) -> Iterator[Event]:
-        """A fusion, or `async-start`: it may hold a collective, or on TPU a piece of one."""
+        """Yield the events of a fusion or an `async-start`: a collective, a piece of one (TPU), or compute."""
+        # TPU splits a collective over fusions with the same chain id; a fusion may start it, end it, or both.
         moves = tuple(k for ks in self._at.get(inside.name, {}).values() for k in ks)
         starts, ends = _START in inside.text, _DONE in inside.text
         chain = _CHAIN.search(inside.text) if starts or ends else None
         name = f"chain {chain[1]}" if chain else ""
         if ends and not starts:
-            yield Done(name)
+            yield CollectiveEnd(name)
         elif not moves:
             yield self._work(computation, i, inside)
         elif starts and ends:
-            yield Start(moves, "", self._work(computation, i, inside))
+            yield CollectiveStart(moves, "", self._work(computation, i, inside))
         elif starts:
-            yield Start(moves, name)
+            yield CollectiveStart(moves, name)
         elif i.opcode.endswith("-start"):
             begun[i.name] = i.name
-            yield Start(moves, i.name)
+            yield CollectiveStart(moves, i.name)
         else:
-            yield Start(moves)
+            yield CollectiveStart(moves)
 
-    def _work(self, computation: Computation, i: Instruction, inside: Computation | None = None) -> Work:
+    def _work(self, computation: Computation, i: Instruction, inside: Computation | None = None) -> ComputeEvent:
         if self._cycles:
             cycles = _CYCLES.search(i.rest)
-            return Work(cycles=float(cycles[1])) if cycles else Work()
+            return ComputeEvent(cycles=float(cycles[1])) if cycles else ComputeEvent()
         if i.opcode.endswith(("-start", "-done")):
-            return Work()
+            return ComputeEvent()
         made = [computation.instructions[name] for name in i.operands if name in computation.instructions]
         moved = sum(shape.bytes for each in (i, *made) for shape in each.shapes)
         if inside is None:
-            return Work(0.0, _flops(computation, i), float(moved))
-        dots = (
-            (d for d in inside.instructions.values() if d.opcode == "dot") if " dot(" in inside.text else ()
-        )
-        return Work(0.0, sum(_flops(inside, d) for d in dots), float(moved))
+            return ComputeEvent(0.0, _flops(computation, i), float(moved))
+        dots = (d for d in inside.instructions.values() if d.opcode == "dot") if " dot(" in inside.text else ()
+        return ComputeEvent(0.0, sum(_flops(inside, d) for d in dots), float(moved))
 
 
 def _flops(computation: Computation, i: Instruction) -> float:
-    """Of a product, written as `dot` or as a call of a library: two for each number of the result and each that is
-    summed over. 0 of all else."""
+    """Return the FLOPs of a matrix product, written as `dot` or as a library call; 0 for other instructions.
+
+    Two for each number of the result and each position of the contracted dimensions.
+    """
     summed = _SUMMED.search(i.rest)
     left = computation.instructions.get(i.operands[0]) if summed and i.operands else None
     if summed is None or left is None or not left.shapes or not i.shapes:
@@ -184,50 +217,66 @@ def _flops(computation: Computation, i: Instruction) -> float:
 
 
 def _merged(events: Iterator[Event]) -> Iterator[Event]:
-    """The same with cycles that follow cycles as one, and without what takes none. FLOPs and bytes stay apart: which of
-    the two an instruction waits for is its own."""
+    """Merge successive cycles into one event, and drop events without work."""
     cycles = 0.0
     for event in events:
-        if isinstance(event, Work) and not event.flops and not event.bytes:
+        # FLOPs and bytes stay separate: each instruction is bound by one of the two, and a sum would hide which.
+        if isinstance(event, ComputeEvent) and not event.flops and not event.bytes:
             cycles += event.cycles
             continue
         if cycles:
-            yield Work(cycles)
+            yield ComputeEvent(cycles)
         cycles = 0.0
         yield event
     if cycles:
-        yield Work(cycles)
+        yield ComputeEvent(cycles)
 
 
-def exposed(
-    schedule: Schedule,
-    moves: Sequence[Move],
+def exposed_times(
+    schedule: CollectiveSchedule,
+    moves: Sequence[HloCollective],
     chip: Chip,
-    wires: Mapping[str, Wire],
+    wires: Mapping[str, AxisLink],
     own: float,
     share: float = 1.0,
 ) -> Exposed | None:
-    """How a schedule's collectives run on a chip; None where the bandwidth of an axis is not known.
+    """Simulate the collectives of a schedule on a chip.
 
-    Each mesh axis has links of its own, on which collectives go one after the other; one over several axes takes those
-    of all. `own`: seconds that the step computes, which the program's work is scaled to, as XLA's estimates of cycles
-    tell ratios inside a program and no times. `share`: of the published bandwidth that collectives get.
+    Each mesh axis has links of its own, used by one collective at a time. A collective over several axes uses the links
+    of all of them.
+
+    Args:
+        schedule: Events of the program.
+        moves: Collectives of the program.
+        chip: Chip to simulate.
+        wires: Links of each mesh axis.
+        own: Seconds of compute in the step. The work of the program is scaled to this total.
+        share: Share of the published bandwidth reached by collectives.
+
+    Returns:
+        None if the bandwidth of an axis is unknown.
     """
-    running = _Running(schedule, moves, chip, wires, share)
+    running = _Simulation(schedule, moves, chip, wires, share)
     if any(axes is None or not all(wires[a].bandwidth for a in axes) for axes in (m.axes for m in moves)):
         return None
     worked = running.worked(schedule.entry)
+    # XLA's cycle estimates are proportions inside a program, not absolute times.
     running.scale = own / worked if worked else 0.0
-    ran = running.ran(schedule.entry)
+    ran = running.times_of(schedule.entry)
     every = range(len(moves))
     return Exposed(tuple(ran.exposed[k] for k in every), tuple(ran.takes[k] for k in every))
 
 
-class _Running:
-    """A schedule on a chip. `scale`: seconds of a unit of work."""
+class _Simulation:
+    """Simulation of a schedule on a chip; `scale` is the number of seconds for one unit of work."""
 
     def __init__(
-        self, schedule: Schedule, moves: Sequence[Move], chip: Chip, wires: Mapping[str, Wire], share: float
+        self,
+        schedule: CollectiveSchedule,
+        moves: Sequence[HloCollective],
+        chip: Chip,
+        wires: Mapping[str, AxisLink],
+        share: float,
     ):
         self._events, self._moves, self._wires, self._share = schedule.events, moves, wires, share
         self._peak, self._memory = chip.peak("bfloat16") or chip.peak("float32") or 1.0, chip.hbm_bandwidth
@@ -236,83 +285,86 @@ class _Running:
         self.scale = 0.0
 
     def worked(self, name: str) -> float:
-        """The work of one run of a computation."""
+        """Return the work in one run of a computation."""
         if name not in self._worked:
             total = 0.0
             for event in self._events[name]:
-                if isinstance(event, Loop):
+                if isinstance(event, BodyRuns):
                     total += event.times * self.worked(event.body)
-                elif isinstance(event, Start):
+                elif isinstance(event, CollectiveStart):
                     total += self._units(event.beside)
-                elif isinstance(event, Work):
+                elif isinstance(event, ComputeEvent):
                     total += self._units(event)
             self._worked[name] = total
         return self._worked[name]
 
-    def ran(self, name: str) -> _Ran:
-        """One run of a computation, its links free at the start."""
+    def times_of(self, name: str) -> _Ran:
+        """Return the times of one run of a computation, with free links at the start."""
         if name not in self._ran:
             self._ran[name] = self._run(self._events[name])
         return self._ran[name]
 
     def _run(self, events: Sequence[Event]) -> _Ran:
-        made, free, now = _Ran(), defaultdict[str, float](float), 0.0
+        times, free, now = _Ran(), defaultdict[str, float](float), 0.0
         under_way: dict[str, tuple[tuple[int, ...], float]] = {}
         for event in events:
-            if isinstance(event, Work):
+            if isinstance(event, ComputeEvent):
                 now += self.scale * self._units(event)
-            elif isinstance(event, Loop):
-                inner = self.ran(event.body)
+            elif isinstance(event, BodyRuns):
+                inner = self.times_of(event.body)
                 for axis, busy in inner.busy.items():
-                    made.busy[axis] += event.times * busy
+                    times.busy[axis] += event.times * busy
                     free[axis] = max(free[axis], now) + event.times * busy
                 for k, waited in inner.exposed.items():
-                    made.exposed[k] += event.times * waited
+                    times.exposed[k] += event.times * waited
                 for k, takes in inner.takes.items():
-                    made.takes[k] += event.times * takes
+                    times.takes[k] += event.times * takes
                 now += event.times * inner.seconds
-            elif isinstance(event, Start):
+            elif isinstance(event, CollectiveStart):
                 axes, takes = self._takes(event.moves)
                 end = max(now, *(free[a] for a in axes)) + takes
                 for k, part in self._parts(event.moves):
-                    made.takes[k] += part * takes
+                    times.takes[k] += part * takes
                 for axis in axes:
                     free[axis] = end
-                    made.busy[axis] += takes
+                    times.busy[axis] += takes
                 if event.name:
                     under_way[event.name] = event.moves, end
                 else:
                     now += self.scale * self._units(event.beside)
-                    now = self._waited(made, event.moves, now, end)
+                    now = self._waited(times, event.moves, now, end)
             elif event.name in under_way:
                 moves, end = under_way.pop(event.name)
-                now = self._waited(made, moves, now, end)
-        for moves, _ in under_way.values():  # they end in the next trip, which has to wait for the links
-            now = self._waited(made, moves, now, max(made.busy.values()))
-        made.seconds = now
-        return made
+                now = self._waited(times, moves, now, end)
+        # Collectives without an end in a loop body end in the next trip, which has to wait for the links.
+        for moves, _ in under_way.values():
+            now = self._waited(times, moves, now, max(times.busy.values()))
+        times.seconds = now
+        return times
 
     def _waited(self, made: _Ran, moves: Sequence[int], now: float, end: float) -> float:
-        """The time at which `moves` are over, waited for from `now` on."""
+        """Return the time at which collectives have ended, adding the wait from `now` on to `made`."""
         if end > now:
             for k, part in self._parts(moves):
                 made.exposed[k] += (end - now) * part
         return max(now, end)
 
     def _parts(self, moves: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """The share of each move of one instruction, by its bytes."""
+        """Yield the share of each collective of one instruction, by bytes."""
         sizes = [self._moves[k].bytes for k in moves]
         for k, size in zip(moves, sizes, strict=True):
             yield k, size / sum(sizes) if sum(sizes) else 1 / len(sizes)
 
     def _takes(self, moves: Sequence[int]) -> tuple[tuple[str, ...], float]:
-        """The axes that collectives of one instruction go along, and their seconds: what they send at the bandwidth of
-        the slowest of them, and at least the hops."""
+        """Return the axes and seconds of one instruction's collectives.
+
+        The seconds are the bytes at the bandwidth of the slowest axis, and at least the latency of the hops.
+        """
         first = self._moves[moves[0]]
-        wires = [self._wires[a].part(first.group_size, first.apart) for a in first.axes or ()]
+        wires = [self._wires[a].sub_ring(first.group_size, first.stride) for a in first.axes or ()]
         size = sum(wire_bytes(m.kind, m.group_size, m.bytes) for m in (self._moves[k] for k in moves))
         rate = self._share * min(w.bandwidth or 0.0 for w in wires)
-        return first.axes or (), max(size / rate, latency(first.kind, wires))
+        return first.axes or (), max(size / rate, collective_latency(first.kind, wires))
 
-    def _units(self, work: Work) -> float:
+    def _units(self, work: ComputeEvent) -> float:
         return work.cycles or max(work.flops / self._peak, work.bytes / self._memory)

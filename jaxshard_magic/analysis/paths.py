@@ -1,15 +1,15 @@
-"""Paths of many leaves in few words: `emb, layers 0-3`."""
+"""Short summaries of many pytree paths: `emb, layers 0-3`."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 _WORD = re.compile(r"\w+(?::\w+)?")
-_NUMBER = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?")  # of a layer, or of a slice of them
-_MOST = 4  # names; more are counted
+_NUMBER = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?")  # number of a layer, or a slice of layers
+_MOST = 4  # names listed; further ones are counted
 
 
 def common_words(paths: Iterable[str]) -> int:
-    """How many words all paths begin with alike."""
+    """Return the number of leading words shared by all paths; at least one word of each path is left over."""
     words = [_words(path) for path in dict.fromkeys(paths)]
     common = 0
     while words and all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
@@ -17,13 +17,19 @@ def common_words(paths: Iterable[str]) -> int:
     return common
 
 
-def told_together(paths: Sequence[str], common: int | None = None) -> str:
-    """The parts of a model that leaves belong to, by the first word in which their paths differ, numbers as ranges.
-    `common`: how many words to leave out, where it is not for these paths alone.
+def summarize_paths(paths: Sequence[str], common: int | None = None) -> str:
+    """Return the parts of a model that leaves belong to, named by the first word in which their paths differ.
 
-    >>> told_together(["p.emb", "p.layers[0].a", "p.layers[0].b", "p.layers[1].a", "p.layers[2].a"])
+    Layer numbers become ranges. At most four names are listed, and the others counted.
+
+    Args:
+        paths: Paths of leaves; duplicates are ignored.
+        common: Number of leading words to leave out, where other paths count as well; by default the words shared by
+            `paths`.
+
+    >>> summarize_paths(["p.emb", "p.layers[0].a", "p.layers[0].b", "p.layers[1].a", "p.layers[2].a"])
     'emb, layers 0-2'
-    >>> told_together(["p.emb", "p.layers.down[0:2]", "p.layers.up[0:2]"])
+    >>> summarize_paths(["p.emb", "p.layers.down[0:2]", "p.layers.up[0:2]"])
     'emb, layers 0-1'
     """
     words = [_words(path) for path in dict.fromkeys(paths)]
@@ -33,6 +39,7 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
     numbers_of: dict[str, list[str]] = {}
     for w in words:
         rest = w[common:]
+        # A number names no part by itself: the word before it does.
         if _NUMBER.fullmatch(rest[0]) and common:
             rest = [w[common - 1], *rest]
         numbers = numbers_of.setdefault(rest[0], [])
@@ -43,12 +50,12 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
 
 
 def _words(path: str) -> list[str]:
-    """A path's words; a name of signs alone is one."""
+    """Return the words of a path; a path without word characters is one word."""
     return _WORD.findall(path) or [path]
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """`0-3, 7` for single numbers; slices `0:3` hold the layers 0 to 2."""
+    """Return numbers as ranges, `0-3, 7`; a slice `0:3` stands for the layers 0 to 2."""
     runs: list[tuple[int, int]] = []
     for first, last in sorted(map(_run, numbers)):
         if runs and first <= runs[-1][1] + 1:
@@ -59,6 +66,6 @@ def _ranges(numbers: Iterable[str]) -> str:
 
 
 def _run(number: str) -> tuple[int, int]:
-    """The first and the last layer that a number or a slice says."""
+    """Return the first and the last layer of a number or a slice."""
     first, _, end = number.partition(":")
     return int(first), max(int(first), int(end) - 1) if end else int(first)

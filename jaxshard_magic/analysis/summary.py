@@ -1,4 +1,4 @@
-"""A sharded step -> its Report: what the compiled program says, and what its calls measured."""
+"""Report of a sharded step, from its compiled program and the measurements of its calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,62 +6,65 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..hardware import Chip, chip_of
-from ..pipeline.executed import Pipeline
-from ..report import Collective, Measured, MeshInfo, Report, Source, Spread, Timing
+from ..links import AxisLink
+from ..pipeline.executor import PipelineExecutor
+from ..report import Collective, Measured, MeshInfo, Report, SourceExcerpt, TimeSpread, Timing
 from ..targets import target_of
-from ..wires import Wire
 from .advice import by_level
-from .advised import loop_of, schedule_advice, step_advice
-from .divided import experts_of, positions_of
-from .divided import placed as placed_lines
-from .divided import with_names as divided_names
-from .in_time import in_time
-from .live import renamed, with_names
-from .memory import peaks, usable, with_limit, with_measured
-from .mesh_info import in_nodes
-from .predicted import Beside
-from .profiled import Profile, profiled, read_recorded
-from .reading import Reading, reading_of
-from .roofline import in_order, roofline, timed, timing
+from .experts_and_positions import experts_of, positions_of
+from .experts_and_positions import parts_with_lines as placed_lines
+from .experts_and_positions import with_names as divided_names
+from .memory import peak_bytes, usable_chip_bytes, with_limit, with_measured
+from .memory_timeline import rename_files, with_file_names
+from .mesh_info import with_node_size
+from .pipeline_timing import time_pipeline
+from .predicted_times import PredictionInputs
+from .profile_analysis import Profile, profile_breakdown, read_recording
+from .program_texts import home_files
+from .report_advice import loop_facts, schedule_advice, step_advice
+from .roofline import roofline, timing, with_schedule, with_times
 from .sources import SourceText, distinct_names, sources
-from .texts import home_of
+from .step_facts import StepFacts, step_facts
 
 if TYPE_CHECKING:
-    from ..step import Entry, ShardedStep
-    from ..step.recorded import Recording
+    from ..step import CompiledStep, ShardedStep
+    from ..step.profiler_recording import Recording
 
 
-def summarize(step: "ShardedStep", entry: "Entry") -> Report:
-    """The Report of one of the programs of `step`, or of one that is only planned: then without what was recorded of
-    others."""
-    reading = reading_of(entry)
+def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
+    """Return the report of one program of a step.
+
+    Args:
+        step: The step.
+        entry: The program. A program only planned gets a report without recordings of other programs.
+    """
+    reading = step_facts(entry)
     mesh, target = reading.mesh, target_of(step.mesh)
     chip, attached = _chip(step, mesh)
     collectives, roof = reading.collectives, None
-    memory = with_measured(reading.memory, entry.peaks, peaks(entry.plan.mesh))
+    memory = with_measured(reading.memory, entry.initial_peak_bytes, peak_bytes(entry.plan.mesh))
+    # Devices that stand in for the chip don't know its memory.
     if chip is not None and not attached:
-        memory = with_limit(memory, usable(chip))
-    if chip is not None and reading.staged is None:
+        memory = with_limit(memory, usable_chip_bytes(chip))
+    if chip is not None and reading.pipeline_facts is None:
         plan = entry.plan
         roof = roofline(chip, mesh.axes, plan.shares, reading.leaves, collectives, target, plan.batch_axes)
-        # The order of a program says nothing of another chip than the one that it was compiled for.
+        # The instruction order holds only for the chip that the program was compiled for.
         if reading.schedule is not None and chip_of(mesh.device_kind) == chip:
-            roof, collectives = in_order(roof, reading.schedule, reading.moves) or (roof, collectives)
-        collectives = None if collectives is None else timed(collectives, roof)
-    times = timing(_measured(step, entry), entry.plan, roof, collectives or (), attached)
+            roof, collectives = with_schedule(roof, reading.schedule, reading.hlo_collectives) or (roof, collectives)
+        collectives = None if collectives is None else with_times(collectives, roof)
+    times = timing(_loop_timing(step, entry), entry.plan, roof, collectives or (), attached)
     pipeline = None
-    if isinstance(entry.compiled, Pipeline) and reading.staged is not None:
+    if isinstance(entry.compiled, PipelineExecutor) and reading.pipeline_facts is not None:
         profile = _profile_of(step, entry)
         recorded = None if profile is None else profile.run
         how = {"recorded": recorded, "chip": chip, "target": target, "simulated": mesh.source == "simulated"}
-        pipeline = in_time(entry, entry.compiled, reading.staged, reading.leaves, **how)
+        pipeline = time_pipeline(entry, entry.compiled, reading.pipeline_facts, reading.leaves, **how)
     if pipeline is not None and chip is not None:
         low, best, high = pipeline.seconds
-        times = replace(
-            times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high
-        )
-    spent = _profiled(step, entry, reading, collectives, chip, attached)
-    loop, experts = loop_of(step, times), experts_of(entry)
+        times = replace(times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high)
+    spent = _time_breakdown(step, entry, reading, collectives, chip, attached)
+    loop, experts = loop_facts(step, times), experts_of(entry)
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -83,8 +86,8 @@ def summarize(step: "ShardedStep", entry: "Entry") -> Report:
         measured=spent,
         ended=step.ended,
         metrics=loop.metrics,
-        number=step.number,
-        checkpoints=None if step.kept is None else step.kept.told,
+        number=step.report_number,
+        checkpoints=None if step.last_checkpoint_loop is None else step.last_checkpoint_loop.summary,
         experts=experts,
         positions=positions_of(entry),
     )
@@ -92,50 +95,56 @@ def summarize(step: "ShardedStep", entry: "Entry") -> Report:
 
 
 def read_profile(
-    recording: "Recording", entry: "Entry", all_of: Callable[[Callable[[], str]], Sequence[str]]
+    recording: "Recording", entry: "CompiledStep", all_of: Callable[[Callable[[], str]], Sequence[str]]
 ) -> Profile:
-    """Read recorded calls of a program, together with all hosts of its mesh; see `profiled.read_recorded`."""
-    reading = reading_of(entry)
-    said = None if reading.staged is None else reading.staged.said
-    return read_recorded(recording, entry, reading.moves, said, all_of)
+    """Read the recorded calls of a program. Collective: all hosts of the mesh call this function together.
+
+    Args:
+        recording: Recorded calls of `entry`.
+        entry: The program.
+        all_of: Runs a function for this host's text, and returns the texts of all hosts.
+    """
+    reading = step_facts(entry)
+    said = None if reading.pipeline_facts is None else reading.pipeline_facts.traffic
+    return read_recording(recording, entry, reading.hlo_collectives, said, all_of)
 
 
-def _profiled(
+def _time_breakdown(
     step: "ShardedStep",
-    entry: "Entry",
-    reading: Reading,
+    entry: "CompiledStep",
+    reading: StepFacts,
     collectives: Sequence[Collective] | None,
     chip: Chip | None,
     attached: bool,
 ) -> Measured | None:
-    """Where the time of recorded steps went; None where none were recorded."""
+    """Return the time breakdown of recorded steps; None without a recording."""
     profile = _profile_of(step, entry)
     if profile is None:
         return None
-    rows, wires = tuple(collectives or ()), dict[str, Wire]()
+    rows, wires = tuple(collectives or ()), dict[str, AxisLink]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
-    said = None if reading.staged is None else reading.staged.said
-    beside = Beside(rows, chip, wires, attached)
-    return profiled(profile, entry, reading.moves, said, beside)
+    said = None if reading.pipeline_facts is None else reading.pipeline_facts.traffic
+    beside = PredictionInputs(rows, chip, wires, attached)
+    return profile_breakdown(profile, entry, reading.hlo_collectives, said, beside)
 
 
-def _profile_of(step: "ShardedStep", entry: "Entry") -> Profile | None:
-    """What was recorded last; None for a plan."""
+def _profile_of(step: "ShardedStep", entry: "CompiledStep") -> Profile | None:
+    """Return the latest recording; None for a plan."""
     return None if entry.compile_s is None else step.last_profile
 
 
 def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
-    """The chip that a prediction is for, and whether it is the one that the step runs on."""
+    """Return the chip of the prediction, and whether the step runs on that chip."""
     if (target := target_of(step.mesh)) is not None:
         return target.chip, False
     attached = chip_of(mesh.device_kind) if mesh.source == "attached" else None
     chip = attached if step.request.chip is None else hardware.chip(step.request.chip)
-    return chip and in_nodes(chip, mesh), attached is not None and chip == attached
+    return chip and with_node_size(chip, mesh), attached is not None and chip == attached
 
 
-def _named(report: Report, step: "ShardedStep", entry: "Entry", text: SourceText) -> Report:
-    """The report with the reader's names for files, and the text that its lines are of."""
+def _named(report: Report, step: "ShardedStep", entry: "CompiledStep", text: SourceText) -> Report:
+    """Return the report with the reader's names of files, and with the source text of its lines."""
 
     lines: dict[str, set[int]] = {}
     memory, collectives = report.memory, report.collectives or ()
@@ -145,7 +154,7 @@ def _named(report: Report, step: "ShardedStep", entry: "Entry", text: SourceText
     for part in (*with_calls, *placed_lines(report)):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
-    home = home_of(entry)
+    home = home_files(entry)
     calls = (part.called.rpartition(":")[0] for part in with_calls if part.called)
     names = distinct_names([*home, *lines, *calls])
     name_of = names.__getitem__
@@ -155,29 +164,26 @@ def _named(report: Report, step: "ShardedStep", entry: "Entry", text: SourceText
         shown = tuple(_as_typed(s, typed) if s.name == names.get(file) else s for s in shown)
     return replace(
         divided_names(report, name_of),
-        collectives=None
-        if report.collectives is None
-        else tuple(with_names(c, name_of) for c in collectives),
-        memory=memory and renamed(memory, name_of),
-        measured=report.measured
-        and replace(report.measured, lines=tuple(with_names(s, name_of) for s in spent)),
+        collectives=None if report.collectives is None else tuple(with_file_names(c, name_of) for c in collectives),
+        memory=memory and rename_files(memory, name_of),
+        measured=report.measured and replace(report.measured, lines=tuple(with_file_names(s, name_of) for s in spent)),
         sources=shown,
     )
 
 
-def _as_typed(source: Source, text: str) -> Source:
-    """The cell as its editor shows it: what ran has its magics rewritten."""
+def _as_typed(source: SourceExcerpt, text: str) -> SourceExcerpt:
+    """Return the source of a cell as shown in the editor: the executed text has its magics rewritten."""
     lines = text.splitlines()
     return replace(source, numbers=tuple(range(1, len(lines) + 1)), text=tuple(lines), note=None)
 
 
-def _measured(step: "ShardedStep", entry: "Entry") -> Timing:
-    """The step's loop, its times those of the calls of `entry`."""
-    clock, calls = step.loops.of(entry)
-    pace, others = clock.pace(), calls - clock.calls
-    data = None if step.waits is None else step.waits.share
+def _loop_timing(step: "ShardedStep", entry: "CompiledStep") -> Timing:
+    """Return the times of the step's loop, from the calls of `entry`."""
+    clock, calls = step.loops.timing_of(entry)
+    pace, others = clock.step_time(), calls - clock.calls
+    data = None if step.feed_waits is None else step.feed_waits.share
     if pace is None:
         return Timing(entry.compile_s, calls, 0, None, others=others, data_share=data)
-    spread = Spread(pace.least, pace.median, pace.most)
-    how = {"how": pace.how, "apart_s": pace.apart, "data_share": data}
+    spread = TimeSpread(pace.shortest, pace.median, pace.longest)
+    how = {"how": pace.method, "apart_s": pace.call_interval, "data_share": data}
     return Timing(entry.compile_s, calls, pace.calls, spread, others=others, **how)

@@ -1,32 +1,34 @@
-"""A schedule in time -> the report's pipeline part: bubbles, ranks, events, and what other choices would cost."""
+"""Pipeline part of a report from a simulated schedule: bubbles, ranks, events and alternatives."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from ..errors import ShardError
-from ..report import Bubble, Pipeline, PipelineEvent, Rank, Refused, WhatIf
+from ..report import Bubble, Pipeline, PipelineEvent, PipelineRank, RefusedSchedule, WhatIf
 from ..schedule import NAMES, Costs, Schedule, Simulation, make, simulate
 
-# What-ifs are simulated for so many actions in all: about half a second.
+# Actions simulated for all alternatives together: about half a second.
 _ACTIONS = 120_000
 _CHUNKS = (1, 2, 3)
 
 
 def timeline(
-    schedule: Schedule, costs: Costs | None = None, unit: str = "", *, beside: bool = True
+    schedule: Schedule, costs: Costs | None = None, unit: str = "", *, with_alternatives: bool = True
 ) -> Pipeline:
-    """`schedule` as it would run at `costs` (by default its own, or one unit each), beside its ideal.
+    """Return `schedule` as simulated at `costs`, next to its ideal.
 
     Args:
-        unit: of the costs: "s", or "" where they are units of their own.
-        beside: what other schedules and sizes would cost as well, which takes about half a second.
+        schedule: The schedule.
+        costs: Costs of the actions; by default the schedule's own, or one unit each.
+        unit: Unit of the costs: "s", or "" for arbitrary units.
+        with_alternatives: Simulate other schedules and sizes as well. Cost: about half a second.
     """
     run = simulate(schedule, costs)
     costs = run.costs
     own = costs.per_stage(schedule.all_stages)
     ideal = simulate(schedule, costs.even(schedule.all_stages, schedule.losses))
-    others, refused = what_if(schedule, costs) if beside else ((), ())
+    others, refused = what_if(schedule, costs) if with_alternatives else ((), ())
     each = (own.forward, own.input_grad, own.weight_grad, own.transfer)
     return Pipeline(
         schedule.name,
@@ -44,13 +46,13 @@ def timeline(
         tuple(zip(*each, strict=True)),
         tuple(others),
         tuple(refused),
-        tuple(own.kept),
+        tuple(own.kept_for_weight_grad),
         schedule.losses,
     )
 
 
-def _rank(run: Simulation, ideal: Simulation, rank: int) -> Rank:
-    return Rank(
+def _rank(run: Simulation, ideal: Simulation, rank: int) -> PipelineRank:
+    return PipelineRank(
         stages=run.schedule.stages_of[rank],
         bubble=_share(run.idle[rank], run.makespan),
         ideal=_share(ideal.idle[rank], ideal.makespan),
@@ -74,14 +76,21 @@ class _Choice(NamedTuple):
     chunks: int
 
 
-def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[Refused]]:
-    """The same work under every other schedule, and with other numbers of stages, microbatches and chunks; and what has
-    no form.
+def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[RefusedSchedule]]:
+    """Return the same work under all other schedules and sizes, and the combinations without a valid schedule.
 
-    The batch stays, so that twice the microbatches are half as large each. Where the model is cut into as many stages
-    as now, each keeps its own costs; else the work is spread evenly. The largest sizes are left out where all of them
-    together would take long.
+    Sizes are numbers of stages, microbatches and chunks. The batch is fixed: twice the microbatches are half as large
+    each. With an equal number of stages each stage keeps its costs; otherwise the work is spread evenly. The largest
+    sizes are left out where simulating all would take long.
+
+    Args:
+        schedule: The current schedule.
+        costs: Its costs.
+
+    Returns:
+        The alternatives, and the refused combinations with reasons.
     """
+    # Current sizes come first, then small ones, as only so many actions are simulated.
     choices = sorted(
         _choices(schedule), key=lambda c: (c[1:] != _sizes(schedule), c.stages * c.microbatches * c.chunks)
     )
@@ -91,23 +100,34 @@ def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[Refuse
         if left < 0:
             break
         try:
-            others.append(imagined(schedule, costs, *choice))
+            others.append(simulate_choice(schedule, costs, *choice))
         except ShardError as error:
-            refused.append(Refused(*choice, str(error)))
+            refused.append(RefusedSchedule(*choice, str(error)))
     return others, refused
 
 
-def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: int, chunks: int) -> WhatIf:
-    """The work that `now` does at `costs` under another schedule, or in other sizes; see `what_if`.
+def simulate_choice(now: Schedule, costs: Costs, name: str, stages: int, microbatches: int, chunks: int) -> WhatIf:
+    """Return the work of `now` under another schedule, or in other sizes; see `what_if`.
 
-    Raises ShardError where that schedule has no form for these sizes.
+    Args:
+        now: The current schedule.
+        costs: Its costs.
+        name: Name of the other schedule.
+        stages: Number of pipeline ranks.
+        microbatches: Number of microbatches.
+        chunks: Number of stages per rank.
+
+    Raises:
+        ShardError: The schedule does not exist in these sizes.
     """
     choice = _Choice(name, stages, microbatches, chunks)
     scaled = _scaled(now, costs, choice)
+    # A schedule is made for one loss, and then repeated.
     one = make(**choice._asdict(), costs=_of_one(scaled, now.losses))
     other = one.for_losses(now.losses)
     run = simulate(other, scaled)
     ideal = simulate(other, scaled.even(other.all_stages, other.losses))
+    # Peaks are compared in microbatches of a whole rank of the current pipeline.
     share = now.stages * now.microbatches / (other.stages * other.chunks * other.microbatches)
     return WhatIf(
         other.name,
@@ -122,10 +142,10 @@ def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: 
 
 
 def _effort(choice: _Choice) -> int:
-    """The actions of a schedule, those of one that searches tenfold."""
+    """Return the number of simulated actions, tenfold for a schedule found by search."""
     named = NAMES[choice.name]
-    actions = choice.stages * choice.microbatches * choice.chunks * (3 if named.splits else 2)
-    return actions * (10 if named.searches else 1)
+    actions = choice.stages * choice.microbatches * choice.chunks * (3 if named.splits_backward else 2)
+    return actions * (10 if named.uses_search else 1)
 
 
 def _sizes(schedule: Schedule) -> tuple[int, int, int]:
@@ -142,8 +162,8 @@ def _choices(schedule: Schedule) -> Iterable[_Choice]:
 
 
 def _scaled(now: Schedule, costs: Costs, choice: _Choice) -> Costs:
-    """What the work of `now` costs each stage of another choice, on its microbatches."""
-    stages, others = now.stages_of_loss, choice.stages * choice.chunks
+    """Return the costs of the work of `now` for the stages and microbatches of another choice."""
+    stages, others = now.stages_per_loss, choice.stages * choice.chunks
     microbatch = now.microbatches / choice.microbatches
     own = costs.per_stage(now.all_stages)
 
@@ -153,12 +173,12 @@ def _scaled(now: Schedule, costs: Costs, choice: _Choice) -> Costs:
         return [number * microbatch for each in per_stage for number in each]
 
     work = (scaled(each, others) for each in (own.forward, own.input_grad, own.weight_grad))
-    kept = own.kept if others == stages else fmean(own.kept)
+    kept = own.kept_for_weight_grad if others == stages else fmean(own.kept_for_weight_grad)
     return Costs(*work, transfer=scaled(own.transfer, stages), kept_for_weight_grad=kept)
 
 
 def _of_one(costs: Costs, losses: int) -> Costs:
-    """The costs of the stages of the first of several losses, for which a schedule is made."""
+    """Return the costs of the stages of the first of several losses: a schedule is generated for one loss."""
     if losses == 1:
         return costs
     of = vars(costs).values()

@@ -1,4 +1,4 @@
-"""A step under several strategies: those that are named, side by side, or the fastest of all that fit."""
+"""Compare named strategies for a step, or search for the fastest strategy that fits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -6,24 +6,24 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ..comparing import (
-    AMONG,
-    BUDGET,
-    PLACED,
-    How,
-    Requests,
-    Searching,
-    Trying,
-    candidates,
-    chip_for,
-    hardware_for,
-    said_of,
-)
-from ..config.request import automatic
+from ..config.request import with_auto_axes
 from ..config.strategies import COMPARED
 from ..introspect import static_attribute
 from ..report.choice import Choice
 from ..report.comparison import Comparison
+from ..search import (
+    BUDGET,
+    FIXED_OPTIONS,
+    SEARCHED_STRATEGIES,
+    Requests,
+    StrategySearch,
+    TrialOptions,
+    TrialRunner,
+    candidates,
+    chip_for,
+    fixed_options_line,
+    hardware_for,
+)
 from ..step import ShardedStep
 from ..targets import target_of
 from .meshes import default_mesh, given_or
@@ -48,36 +48,38 @@ def compare(
     prepare: Callable[[ShardedStep], None] = lambda _: None,
     **options: Any,
 ) -> Comparison:
-    """Try `step(*args, **kwargs)` under several strategies on the same devices, and tell them side by side.
+    """Try `step(*args, **kwargs)` under several strategies on the same devices, and return their results side by side.
 
-    Each candidate is compiled, run on copies of the arguments and checked against the plain step; nothing of the
-    caller's is changed. One that can't be compiled or run is a row that says why. An interrupt ends it with what is
-    done. On hardware that is not attached, and with `run=False`, candidates are compiled only, and arguments may be
-    shapes. Simulated devices measure no chip: what a step takes there is compared as predicted for `on`, a TPU v5e
-    unless said.
+    Each candidate is compiled, run on copies of the arguments, and checked against the plain step; nothing of the
+    caller's is changed. A candidate that can't be compiled or run becomes a row with the reason. An interrupt returns
+    the results so far. On hardware that is not attached, and with `run=False`, candidates are only compiled, and
+    arguments may be shapes. Times on simulated devices measure no chip: candidates are compared by the time predicted
+    for `on`, a TPU v5e by default.
 
     Args:
-        step: any train step.
-        strategies: as `shard` takes them; one text, with commas between them.
-        args, kwargs: what the step is called with: arrays, or their shapes where nothing runs.
-        mesh: a `jax.sharding.Mesh`, mesh text, or None for all devices. Its devices are those that all take; a strategy
-            takes the mesh as it is where that has an axis for each of its parts and none to spare.
+        step: Any train step.
+        strategies: Strategies as `shard` takes them, in a sequence or in text with commas.
+        args, kwargs: Arguments of the step: arrays, or their shapes if nothing runs.
+        mesh: A `jax.sharding.Mesh`, mesh text, or None for all devices. All candidates use its devices; a strategy uses
+            the mesh unchanged if each part has an axis and no axis is spare.
         meshes: "all", or the axes of each mesh to try every strategy on, such as `["data=8", "data=4 model=2"]`.
-        vary: values by the name of an option of `shard`: `{"microbatches": [1, 4], "remat": [None, "full"]}`.
-        run: False compiles only: a compile for each candidate, several at a time.
-        check: compare each with the plain step, which runs once.
-        repeat: timed calls of each candidate; None for three, or fewer where they take more than a second together.
-        keep_going: refuse strategies that are none alone, and try the others.
-        name: of the step, in what is shown.
-        say, show: are told what is being done, and given the comparison so far.
-        prepare: is given each step before it is compiled.
-        options: of `shard`, for all candidates; those of a pipeline for those that are one.
+        vary: Values by option of `shard`: `{"microbatches": [1, 4], "remat": [None, "full"]}`.
+        run: Whether to run; False only compiles each candidate, several at a time.
+        check: Whether to compare each candidate with the plain step, which runs once.
+        repeat: Timed calls of each candidate; None for three, or fewer if they take more than a second together.
+        keep_going: Whether an unknown strategy is refused alone, and the others are tried.
+        name: Name of the step for display.
+        say: Progress callback; takes the current work, "" for none.
+        show: Takes the comparison so far.
+        prepare: Takes each step before compiling.
+        options: Options of `shard` for all candidates; pipeline options apply to pipelines only.
 
     Returns:
-        A `Comparison`: a `Trial` for each candidate.
+        A `Comparison` with a `Trial` for each candidate.
 
     Raises:
-        ShardError: at once for what no candidate could be; and what the step itself raises under all of them.
+        ShardError: At once if no candidate is possible. An exception of the step itself passes through if all
+            candidates raise it.
 
     >>> import jax, jax.numpy as jnp
     >>> def train_step(weights, x):
@@ -88,13 +90,15 @@ def compare(
     'fsdp'
     """
     devices = _devices(mesh)
-    how = How(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
-    said = said_of(options | {"name": name})
+    how = TrialOptions(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    # Before defaults are filled in: a candidate's line has only the options typed by the user.
+    said = fixed_options_line(options | {"name": name})
     options |= {"name": name, "on": chip_for(devices, options.get("on"))}
     requests = _requests(strategies, devices, meshes, vary, options, said, keep_going)
+    # Hardware that is not attached can't run a step.
     if target_of(devices) is not None:
         how = replace(how, run=False)
-    return Trying(step, candidates(requests), how)(args, dict(kwargs or {}))
+    return TrialRunner(step, candidates(requests), how)(args, dict(kwargs or {}))
 
 
 def choose(
@@ -103,7 +107,7 @@ def choose(
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: Mesh | str | None = None,
-    among: str | Sequence[str] = AMONG,
+    among: str | Sequence[str] = SEARCHED_STRATEGIES,
     meshes: str | Sequence[str] | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     budget: float | None = BUDGET,
@@ -119,34 +123,36 @@ def choose(
     take: Callable[[ShardedStep], None] = lambda _: None,
     **options: Any,
 ) -> Choice:
-    """Search for the strategy under which `step(*args, **kwargs)` is fastest on these devices, of those that fit.
+    """Search for the strategy under which `step(*args, **kwargs)` is fastest on these devices, among strategies that
+    fit.
 
-    Every strategy is planned on every mesh of the devices. What each multiplies, must send and holds tells what it
-    takes at least on the chip; the best of them is compiled, then the next, until none that is left can be faster. One
-    that does not fit is tried with microbatches and remat. On an accelerator that is attached, those that fit are run
-    on copies of the arguments, and the measured times decide; else those that are predicted of the compiled programs.
+    Every strategy is planned on every mesh of the devices. Products, bytes sent and bytes held give a lower bound of
+    the step time on the chip. The candidate with the best bound is compiled, then the next, until no candidate left can
+    be faster. A candidate that does not fit is tried with microbatches and remat. On an attached accelerator,
+    candidates that fit are run on copies of the arguments, and measured times decide; otherwise the times predicted for
+    the compiled programs decide.
 
     Args:
-        step: any train step.
-        args, kwargs: what the step is called with: arrays, or their shapes where nothing runs.
-        among: the strategies to search; one text, with commas between them. Of those that predictions
-            can't tell apart the one with the fewest moving parts is chosen: dp, then fsdp, then sums, then pipelines.
-        meshes: "all", which is also the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
-        vary: values by the name of an option of `shard`; microbatches and remat are tried where memory is short,
-            others with every strategy.
-        budget: seconds after which nothing more is tried; None for no limit.
-        plan_only: compile nothing, and choose by what the plans take at least.
-        run: False predicts on an attached accelerator, too.
-        take: is given the step of the choice, as it was compiled, to go on with.
-        on: the chip to predict for where the devices are simulated ones; a TPU v5e unless said.
-        mesh, check, repeat, name, say, show, prepare, options: as `compare` takes them.
+        step: Any train step.
+        args, kwargs: Arguments of the step: arrays, or their shapes if nothing runs.
+        among: Strategies to search, in a sequence or in text with commas. Among strategies with the same predicted
+            time, the simplest is chosen: dp, then fsdp, then sums, then pipelines.
+        meshes: "all", the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
+        vary: Values by option of `shard`; microbatches and remat are tried if memory is short, other options with every
+            strategy.
+        budget: Seconds after which nothing more is tried; None for no limit.
+        plan_only: Whether to compile nothing and choose by the lower bounds of the plans.
+        run: Whether to run on an attached accelerator; False uses predictions there, too.
+        take: Takes the compiled step of the choice, for further use.
+        on: Chip to predict for if devices are simulated; a TPU v5e by default.
+        mesh, check, repeat, name, say, show, prepare, options: As for `compare`.
 
     Returns:
-        A `Choice`: the candidate `chosen`, and why each of the others was not.
+        A `Choice` with the `chosen` candidate, and the reason against each other candidate.
 
     Raises:
-        ShardError: for a search of too many candidates, and for a budget that ends before anything has compiled; and
-            what the step itself raises.
+        ShardError: Too many candidates, or a budget that ends before any candidate has compiled. Exceptions of the step
+            itself pass through.
 
     >>> import jax, jax.numpy as jnp
     >>> def train_step(weights, x):
@@ -158,11 +164,11 @@ def choose(
     """
     devices = _devices(mesh)
     hardware = hardware_for(devices, on)
-    said = said_of(options | {"name": name, "on": on})
+    said = fixed_options_line(options | {"name": name, "on": on})
     options |= {"name": name, "on": hardware.on}
-    how = How(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    how = TrialOptions(name or static_attribute(step, "__name__", "step"), run, check, repeat, say, show, prepare)
     requests = _requests(among, devices, meshes, vary, options, said)
-    searching = Searching(step, requests, how, hardware, budget=budget, compile=not plan_only)
+    searching = StrategySearch(step, requests, how, hardware, budget=budget, compile=not plan_only)
     choice = searching(args, dict(kwargs or {}))
     if (chosen := searching.step) is not None:
         take(chosen)
@@ -178,8 +184,8 @@ def _requests(
     said: str,
     keep_going: bool = False,
 ) -> Requests:
-    placed = {name: options[name] for name in PLACED if name in options}
-    common = {name: value for name, value in options.items() if name not in PLACED and value is not None}
+    placed = {name: options[name] for name in FIXED_OPTIONS if name in options}
+    common = {name: value for name, value in options.items() if name not in FIXED_OPTIONS and value is not None}
     return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going, said)
 
 
@@ -190,5 +196,5 @@ def _words(strategies: str | Sequence[str]) -> Sequence[str]:
 
 
 def _devices(mesh: Mesh | str | None) -> Mesh:
-    """The mesh whose devices all candidates are on."""
-    return automatic(given_or(mesh, lambda: default_mesh("dp").mesh))
+    """Return the mesh with the devices of all candidates."""
+    return with_auto_axes(given_or(mesh, lambda: default_mesh("dp").mesh))

@@ -1,6 +1,9 @@
-"""The state of a training on disk: saved while it goes on, and read back under any plan; and files of weights that
-others made. The only room that knows Orbax, which is imported when a checkpoint is opened."""
+"""Checkpoints of a training's state, and weight files of other programs.
 
-from .saved import Saved as Saved
-from .saved import SavedLeaf as SavedLeaf
-from .store import Store as Store
+A checkpoint is saved while training goes on, and restored under any plan. Only this package imports Orbax, and only
+when a checkpoint is opened.
+"""
+
+from .checkpoint_info import CheckpointInfo as CheckpointInfo
+from .checkpoint_info import SavedLeaf as SavedLeaf
+from .store import CheckpointStore as CheckpointStore

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: made, written by one process at a time, on a disk that all hosts share; what goes wrong."""
+"""A folder of checkpoints on a disk that all hosts share: creation, a lock for one writer, and file system errors."""
 
 import errno
 import os
@@ -12,33 +12,39 @@ from uuid import uuid4
 
 import jax
 
-from ..coordination import gathered, is_there
+from ..coordination import gather_texts, is_multiprocess
 from ..errors import ShardError, did_you_mean, printable
-from ..temporary import Unfinished
-from .agreed import on_first
+from ..temporary import UndoUnlessFinished
+from .host_agreement import run_on_first_host
 
 LOCK = ".jaxshard-saving"
-META = "meta"  # what tells of a checkpoint, in its folder
-TORN, REMOVED = (
-    ".orbax-checkpoint-tmp",
-    ".removed",
-)  # behind the number of one that was cut off, or is being removed
+META = "meta"  # subfolder of a checkpoint with its description
+# After the number in the name of a folder: an unfinished save (Orbax's mark), and a checkpoint that is being removed.
+UNFINISHED_MARK, REMOVED = (".orbax-checkpoint-tmp", ".removed")
+# Operating systems differ in the error for a lock that another process has.
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _UNSEEN = "unseen"
-_ROOM = 1 << 14  # bytes that there has to be room for
-_LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
+_ROOM = 1 << 14  # bytes that must fit on the disk
+_LOCKED = 1 << 20  # offset: on Windows no other process can read a locked byte, and the owner's name comes before it
 
 
-class Lock:
-    """Who saves into a folder: held by one process at a time, and let go of by the system when that ends."""
+class FolderLock:
+    """Lock file of the process that saves into a folder; the system releases the lock when the process ends.
+
+    Args:
+        folder: Existing folder for the lock file.
+
+    Attributes:
+        is_locked: Whether this object has the lock.
+    """
 
     def __init__(self, folder: Path):
-        self._path, self.held = folder / LOCK, False
-        self._file: Any = None  # which is closed when this is garbage
+        self._path, self.is_locked = folder / LOCK, False
+        self._file: Any = None  # closed, and thereby unlocked, at the latest when this object is garbage
 
-    def take(self) -> None:
-        """Hold it from here on. Raises ShardError where another one does, or the folder can't be written."""
-        if self.held:
+    def acquire(self) -> None:
+        """Acquire the lock. Raises ShardError if another process has it, or the folder can't be written."""
+        if self.is_locked:
             return
         try:
             if self._file is None:
@@ -46,25 +52,27 @@ class Lock:
             _lock(self._file.fileno())
         except OSError as error:
             raise self._refusal(error) from None
-        self.held = True
-        with suppress(OSError):  # of a full disk; the name is for a message alone
+        self.is_locked = True
+        with suppress(OSError):  # a full disk; the text is only for messages
             self._file.truncate(0)
             self._file.seek(0)
             self._file.write(_this_process().encode())
 
     def release(self) -> None:
-        """Let others save."""
-        if self.held:
-            _unlock(self._file.fileno())  # a process that was forked from this one has the file open, too
-            self.held = False
+        """Release the lock and close the file."""
+        if self.is_locked:
+            # Closing the file is not enough: a forked process has it open, too.
+            _unlock(self._file.fileno())
+            self.is_locked = False
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _refusal(self, error: OSError) -> ShardError:
+        """Return the error for a lock that can't be acquired, naming the process that has it."""
         folder, who = self._path.parent, ""
         if self._file is None or error.errno not in _TAKEN:
-            return told_of(folder, "write into", error)
+            return filesystem_error(folder, "write into", error)
         with suppress(OSError):
             who = printable(self._file.read(100).decode(errors="replace"))
         self.release()
@@ -79,7 +87,8 @@ class Lock:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Never what a link points to, which another user may have put there."""
+    """Open a file without following a symbolic link."""
+    # In a shared folder, another user may have put a link there.
     return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
@@ -88,7 +97,7 @@ def _this_process() -> str:
 
 
 def _lock(file: int) -> None:
-    """Hold an open file until it is closed. Raises OSError where another process does."""
+    """Lock an open file until it is closed. Raises OSError if another process has it locked."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -101,7 +110,8 @@ def _lock(file: int) -> None:
 
 
 def _unlock(file: int) -> None:
-    """Let go of a file that `_lock` holds; Windows may take its time where it is only closed."""
+    """Unlock a file that `_lock` has locked."""
+    # Windows may take its time to release the lock of a file that is merely closed.
     if sys.platform == "win32":
         import msvcrt
 
@@ -113,16 +123,19 @@ def _unlock(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def made(folder: Path) -> Path:
-    """The folder, made where there is none. Raises ShardError where it can't be, for a file, and for a folder with
-    other things in it."""
+def make_folder(folder: Path) -> Path:
+    """Create a folder for checkpoints if it is missing, and return it.
+
+    Raises:
+        ShardError: The folder can't be created, is a file, or has nothing but other things in it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = [each.name for each in folder.iterdir()]
     except FileExistsError:
         raise ShardError(f"{folder} is a file; checkpoints go into a folder: name another") from None
     except OSError as error:
-        raise told_of(folder, "write into", error) from None
+        raise filesystem_error(folder, "write into", error) from None
     if names and not any(_ours(folder, name) for name in names):
         raise ShardError(
             f"{folder} is there already and has other things in it, such as {min(names)}; name a new folder for "
@@ -132,45 +145,54 @@ def made(folder: Path) -> Path:
 
 
 def _ours(folder: Path, name: str) -> bool:
-    return name == LOCK or TORN in name or name.endswith(REMOVED) or is_whole(folder / name)
+    """Return whether an entry of the folder is a checkpoint, an unfinished or removed one, or the lock."""
+    return name == LOCK or UNFINISHED_MARK in name or name.endswith(REMOVED) or is_complete(folder / name)
 
 
-def is_whole(path: Path) -> bool:
-    """Whether this is a checkpoint: a folder with a number for its name, which tells what is in it."""
+def is_complete(path: Path) -> bool:
+    """Return whether a path is a complete checkpoint: a folder with a number for a name and metadata inside."""
     return is_number(path.name) and (path / META).is_dir()
 
 
 def is_number(name: str) -> bool:
-    """Whether a name is a number as a checkpoint has it."""
+    """Return whether a name is a number in the form of checkpoints: ASCII digits, at most 20, without leading zeros."""
     return name.isascii() and name.isdecimal() and str(int(name[:20])) == name
 
 
 def check_writable(folder: Path) -> None:
-    """Raise ShardError where no file can be made in a folder, or there is no room for one."""
+    """Raise ShardError if a file of 16 KiB can't be written into a folder."""
     name = folder / f".{uuid4().hex}.sign"
     try:
-        with Unfinished(lambda: name.unlink(missing_ok=True)):
+        with UndoUnlessFinished(lambda: name.unlink(missing_ok=True)):
             name.write_bytes(bytes(_ROOM))
     except OSError as error:
-        raise told_of(folder, "write into", error) from None
+        raise filesystem_error(folder, "write into", error) from None
 
 
-def nearest_to(path: Path, is_one: Callable[[Path], bool]) -> str:
-    """` Did you mean 'ckpt'?` for what lies beside a path, is such a one and is named most like it; else nothing."""
+def suggest_name(path: Path, is_one: Callable[[Path], bool]) -> str:
+    """Return a suggestion, as ` Did you mean 'ckpt'?`, or "".
+
+    Args:
+        path: Path that does not exist.
+        is_one: Predicate for the entries beside it that may be suggested.
+    """
     try:
         names = [each.name for each in path.parent.iterdir() if each != path and is_one(each)]
-    except OSError:  # there is nothing, or nothing to be seen
+    except OSError:  # the parent folder is missing or unreadable
         return ""
     return did_you_mean(path.name, sorted(names))
 
 
-def shared_by_hosts(folder: Path) -> None:
-    """Raise ShardError, the same on all hosts, where one of them doesn't see what the first writes into the folder, or
-    can't write into it."""
-    if not is_there():
+def check_shared_by_hosts(folder: Path) -> None:
+    """Raise ShardError, the same on all hosts, unless each host sees and can write host 0's folder.
+
+    Host 0 creates a file; each other host looks for it and creates one of its own. Every host must call this; with one
+    process nothing happens.
+    """
+    if not is_multiprocess():
         return
-    sign = folder / on_first(lambda: _signed(folder))
-    seen = gathered(_tried(sign))
+    sign = folder / run_on_first_host(lambda: _create_probe_file(folder))
+    seen = gather_texts(_probe_error(sign))
     if jax.process_index() == 0:
         sign.unlink(missing_ok=True)
     host = next((i for i, line in enumerate(seen) if line), None)
@@ -183,18 +205,19 @@ def shared_by_hosts(folder: Path) -> None:
     raise ShardError(f"host {host}: {seen[host]}")
 
 
-def _signed(folder: Path) -> str:
-    """The name of a new file there: nobody has looked for it, so that no host remembers that it is not there."""
+def _create_probe_file(folder: Path) -> str:
+    """Create a file with a new name in a folder and return the name."""
+    # A host may cache that a name is missing, so no host may have looked for this name before.
     name = f".{uuid4().hex}.sign"
     try:
         (folder / name).touch()
     except OSError as error:
-        raise told_of(folder, "write into", error) from None
+        raise filesystem_error(folder, "write into", error) from None
     return name
 
 
-def _tried(sign: Path) -> str:
-    """What keeps this host from saving beside a sign of the first one; "" for nothing."""
+def _probe_error(sign: Path) -> str:
+    """Return the reason why this host can't save beside host 0's file; "" for none."""
     if not os.path.exists(sign):
         return _UNSEEN
     own = sign.with_name(f"{sign.name}.{jax.process_index()}")
@@ -202,37 +225,40 @@ def _tried(sign: Path) -> str:
         own.touch()
         own.unlink()
     except OSError as error:
-        return str(told_of(sign.parent, "write into", error))
+        return str(filesystem_error(sign.parent, "write into", error))
     return ""
 
 
-def told_of(folder: Path, doing: str, error: BaseException) -> ShardError:
-    """What an error of the file system means, in one line."""
+def filesystem_error(folder: Path, doing: str, error: BaseException) -> ShardError:
+    """Return a ShardError that explains a file system error in one line, with a remedy.
+
+    Args:
+        folder: Path for the message.
+        doing: Verb for the message, such as "write into".
+        error: Exception. Its errno, or that of its causes, decides, and known phrases of its text.
+    """
     number, text = _number_of(error), str(error)
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         return ShardError(
             f"can't {doing} {folder}: too many files are open: close some, or raise the limit (ulimit -n)"
         )
     if number == errno.ENOSPC or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
-        return ShardError(
-            f"there is no room left to {doing} {folder}: free some, keep fewer, or name another disk"
-        )
+        return ShardError(f"there is no room left to {doing} {folder}: free some, keep fewer, or name another disk")
     if number in (errno.EROFS, errno.EACCES, errno.EPERM) or "Permission denied" in text:
-        return ShardError(
-            f"this user may not {doing} {folder}: name a folder that can be written, or change its mode"
-        )
+        return ShardError(f"this user may not {doing} {folder}: name a folder that can be written, or change its mode")
     if number == errno.ENOTDIR:
         return ShardError(f"can't {doing} {folder}: a part of its path is a file; name another folder")
     return ShardError(f"can't {doing} {folder}: {first_line(error)}; name another folder, or mend this one")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, its type where it says nothing; 200 characters at most."""
+    """Return the first line of an error's text, or the name of its type; at most 200 characters."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)[:200]
 
 
 def _number_of(error: BaseException | None) -> int | None:
+    """Return the errno of an error, or of the first one with an errno among its causes; None without one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

@@ -1,4 +1,4 @@
-"""`Store`: a folder of numbered checkpoints, each of which is there as a whole or not at all."""
+"""A folder of numbered checkpoints, each of them complete or absent."""
 
 import os
 import shutil
@@ -14,92 +14,97 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from ..coordination import LONG_S, OtherFailed, Passage, gathered, is_there
+from ..coordination import LONG_S, NamedBarriers, ProcessFailed, gather_texts, is_multiprocess
+from ..device_arrays import to_numpy
 from ..errors import ShardError
-from ..placing import whole
-from ..temporary import Temporary
+from ..temporary import TemporaryChange
 from . import checksums
-from .agreed import on_first
-from .archive import STATE, Archive, filled, orbax
+from .checkpoint_info import CheckpointInfo
+from .chunked_reads import chunk_bytes
 from .folder import (
     META,
     REMOVED,
-    TORN,
-    Lock,
+    UNFINISHED_MARK,
+    FolderLock,
+    check_shared_by_hosts,
     check_writable,
-    made,
-    shared_by_hosts,
-    told_of,
+    filesystem_error,
+    make_folder,
 )
-from .plain import to_plain
-from .reading import chunk_of
-from .saved import Saved
-from .saving import Saving
+from .host_agreement import run_on_first_host
+from .json_values import to_json_value
+from .pending_save import PendingSave
+from .reader import STATE, CheckpointReader, import_orbax, without_empty_arrays
 
-WHY_S = 10.0  # for a host that failed to say so
-LEAVES_S = 60.0  # for what is still written of a loop that was stopped
-_holding: "WeakValueDictionary[str, Store]" = WeakValueDictionary()  # by folder, those of this process
+WHY_S = 10.0  # seconds to wait for the error of a host that failed
+LEAVES_S = 60.0  # seconds for the last save of a stopped loop
+_holding: "WeakValueDictionary[str, CheckpointStore]" = WeakValueDictionary()  # stores of this process, by folder
 
 
-class Store(Archive, Temporary):
-    """A folder of checkpoints, numbered by the calls that the step had made.
+class CheckpointStore(CheckpointReader, TemporaryChange):
+    """Folder of checkpoints, numbered by the calls of the step before each save.
 
-    A save writes into a folder with a name of its own, which gets its number when all is written: one that is cut off
-    leaves the checkpoints before it as they were. One process saves into a folder at a time, or one program of several
-    hosts, all of which come to every method together but to those that only look. Within a process the last loop has
-    it: one before it, which was stopped or given up, lets go of it.
+    A save writes into a folder with a temporary name, which is renamed to the number when all is written: an
+    interrupted save leaves earlier checkpoints intact. One process saves into a folder at a time, or one program of
+    several hosts. All hosts must call each method together, except methods that merely look. Within a process the
+    newest loop gets the folder: an earlier loop, stopped or given up, releases it.
 
     Args:
-        folder: made with the first save.
-        keep: how many checkpoints stay, the newest; None for all.
-        loop: it has the checkpoints of a loop, and no single one.
+        folder: Created by the first save.
+        keep: Number of newest checkpoints to keep; None for all.
+        loop: Whether a training loop saves here repeatedly, instead of a single save.
     """
 
     def __init__(self, folder: "str | Path", keep: int | None = None, *, loop: bool = False):
         super().__init__(folder)
         self.keep, self.loop = keep, loop
         self._manager: Any = None
-        self._lock = Lock(self.folder)
-        self._under_way: int | None = None
-        self._writing: Saving | None = None  # that; None while it is begun, and after an interrupt in that
+        self._lock = FolderLock(self.folder)
+        self._under_way: int | None = None  # number of the save in progress
+        self._writing: PendingSave | None = None  # the same save; None until Orbax has begun to write it
         self._shared = False
-        self._passage: Passage | None = None  # of the manager, on several hosts
+        self._passage: NamedBarriers | None = None  # barriers of the manager, on several hosts
         self._closing = self._given_up = False
         self._one_closes = threading.Lock()
-        self._closed: threading.Event | None = None  # set once what closes it in the background is done
-        self._failure: BaseException | None = None  # of that, which `close` raises
+        self._closed: threading.Event | None = None  # set once closing in the background has ended
+        self._failure: BaseException | None = None  # of closing in the background, raised by `close`
 
-    def begin(self) -> None:
-        """Nothing is held before the first save."""
+    def apply(self) -> None:
+        """Do nothing: the folder is locked by the first save."""
 
-    def end(self) -> None:
-        """Close it in the background, where it is not closed."""
-        if self._lock.held or self._manager is not None:
+    def revert(self) -> None:
+        """Close in the background, unless closed."""
+        if self._lock.is_locked or self._manager is not None:
             self._close_later()
 
-    def save(self, step: int, tree: Any, saved: Saved, extra: Mapping[str, Any] | None = None) -> float:
-        """Begin to save a pytree of arrays, best a dict of names; `wait` ends it. The save before it is waited for.
+    def save(self, step: int, tree: Any, info: CheckpointInfo, extra: Mapping[str, Any] | None = None) -> float:
+        """Begin to save a pytree of arrays; `wait` ends it. An earlier save is awaited first.
 
         Args:
-            step: its number; of hosts the same on all.
-            tree: arrays of jax and numpy. jax's are written from where they lie, each host its own parts; until they
-                are written, devices hold them even where the next step takes them over. Arrays of numpy are copied.
-            saved: what is told of it.
-            extra: what else is kept: what JSON can say, and small arrays, which come back as numpy's.
+            step: Number of the checkpoint, the same on all hosts.
+            tree: Arrays of JAX and numpy, preferably a dict by name. JAX arrays are written from device memory, each
+                host its own shards. Devices keep them until they are written, even if the next step donates them. numpy
+                arrays are copied.
+            info: Description of the checkpoint.
+            extra: Other values to save: JSON's types and small arrays, which come back as numpy arrays.
 
-        Returns the seconds that this took. Raises ShardError for a number that is there, a folder that can't be
-        written, that hosts don't share or that another process saves into, and for a save before this one that failed.
+        Returns:
+            Seconds that this call took.
+
+        Raises:
+            ShardError: The number exists; the folder can't be written, is not shared by the hosts, or another process
+                saves into it; or the earlier save failed.
         """
         start = time.perf_counter()
         self.wait()
-        ocp = orbax()
-        on_first(lambda: self._opened(step))
+        ocp = import_orbax()
+        run_on_first_host(lambda: self._opened(step))
         self.check_shared()
-        meta = {"saved": saved.to_json(), "extra": to_plain(dict(extra or {}))}
-        state = jax.tree.map(_to_write, filled(tree))
+        meta = {"saved": info.to_json(), "extra": to_json_value(dict(extra or {}))}
+        state = jax.tree.map(_to_write, without_empty_arrays(tree))
         args = {META: ocp.args.JsonSave(meta)}
         if jax.tree.leaves(state):
-            pieces = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_of(x.shape)), state)
+            pieces = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_bytes(x.shape)), state)
             args[STATE] = ocp.args.StandardSave(state, save_args=pieces)
         manager = self._open_manager()
         self._under_way = step
@@ -108,68 +113,77 @@ class Store(Archive, Temporary):
             self._writing = self._saving(manager, step)
         except Exception as error:
             self._under_way = None
-            raise self._failed(step, error) from error
+            raise self._end_failed_save(step, error) from error
         return time.perf_counter() - start
 
     def wait(self) -> None:
-        """Wait until the save that was begun is on disk, and remove checkpoints beyond `keep`. An interrupt ends the
-        waiting, not the save. Raises ShardError where the save failed."""
+        """Wait until the save in progress is on disk, and remove checkpoints beyond `keep`.
+
+        An interrupt ends the wait, not the save. Raises ShardError if the save failed.
+        """
         step = self._under_way
         if step is None:
             return
-        if begun := self._writing is None:  # an interrupt came while it was begun
+        # An interrupt may have come as the save began: Orbax may be writing all the same.
+        if begun := self._writing is None:
             self._writing = self._saving(self._manager, step)
         writing = self._writing
         try:
             writing.wait()
         except Exception as error:
             self._under_way = self._writing = None
-            raise self._failed(step, error, writing) from error
+            raise self._end_failed_save(step, error, writing) from error
         self._under_way = self._writing = None
         if begun:
-            self._end()
+            self._close_manager()
         if self.keep is not None and jax.process_index() == 0:
             for step in self.steps()[: -self.keep]:
                 self._remove(step)
 
-    def settles(self, seconds: float) -> bool:
-        """Whether no save is being written, within so many seconds. What it failed by `wait` tells."""
+    def is_idle_within(self, seconds: float) -> bool:
+        """Return whether no save is in progress within `seconds`. Its error is left for `wait`."""
         return self._writing is None or self._writing.is_over(seconds)
 
     def check_shared(self) -> None:
-        """Raise ShardError where several hosts don't share the folder, which is there; looked at once."""
+        """Raise ShardError if the hosts do not share the folder, which must exist. Checked once."""
         if not self._shared:
-            shared_by_hosts(self.folder)
+            check_shared_by_hosts(self.folder)
             self._shared = True
 
-    def hold(self) -> None:
-        """Be the one that saves into the folder, from here to `close`. Raises ShardError for a folder that can't be
-        made or written, and where another one saves into it."""
-        made(self.folder)
+    def lock(self) -> None:
+        """Lock the folder for this store until `close`, and create it if missing.
+
+        Raises ShardError if the folder can't be created or written, or if another process or store saves into it.
+        """
+        make_folder(self.folder)
+        # One folder may have several paths.
         key = os.path.realpath(self.folder)
         other = _holding.get(key)
-        if other is not None and other is not self and other._lock.held:
+        if other is not None and other is not self and other._lock.is_locked:
             other._hand_over(self)
-        self._lock.take()
+        self._lock.acquire()
         _holding[key] = self
         try:
             check_writable(self.folder)
         except ShardError:
-            if not self._clear():  # what was cut off may be what there is no room for
+            if not self._clear():  # remains of interrupted saves may fill the disk
                 raise
             check_writable(self.folder)
 
-    def torn(self) -> tuple[str, ...]:
-        """The names of saves that were cut off, which are removed where no living process can be writing them."""
-        return tuple(filter(None, on_first(lambda: "\n".join(self._clear())).split("\n")))
+    def remove_interrupted(self) -> tuple[str, ...]:
+        """Remove interrupted saves, except while a living process may be writing them. Return their names."""
+        return tuple(filter(None, run_on_first_host(lambda: "\n".join(self._clear())).split("\n")))
 
     def close(self) -> None:
-        """Wait for the save that was begun, and let others save here. An interrupt ends the waiting; what else there is
-        to do is done when the save is written. Raises ShardError where the save failed."""
-        self.closes(None)
+        """Wait for the save in progress and unlock the folder.
 
-    def closes(self, seconds: float | None) -> bool:
-        """As `close`, waiting for so long; whether it is closed by then."""
+        An interrupt ends the wait; closing goes on in the background. Raises ShardError if the save failed.
+        """
+        self.close_within(None)
+
+    def close_within(self, seconds: float | None) -> bool:
+        """Close as `close` does, but wait for `seconds` at most (None: no limit). Return whether closing is done by
+        then."""
         self._closing = True
         if not self._close_later().wait(seconds):
             return False
@@ -185,12 +199,12 @@ class Store(Archive, Temporary):
             super().__exit__(*error)
 
     def _opened(self, step: int) -> str:
-        """The folder ready to be saved into; on the first process."""
+        """Lock the folder and make it ready for checkpoint `step`; on the first host. Raises ShardError."""
         if self._given_up:
             raise ShardError(
                 f"{self.folder}: another loop of this process saves into it by now, and this one saves no more"
             )
-        self.hold()
+        self.lock()
         if step in self.steps():
             raise ShardError(
                 f"{self.folder} has a checkpoint {step} already, which stays as it is: call the step once more, or "
@@ -204,13 +218,14 @@ class Store(Archive, Temporary):
         self._clear()
         return ""
 
-    def _hand_over(self, other: "Store") -> None:
-        """Let another one save, where this one has ended or both are of loops."""
+    def _hand_over(self, other: "CheckpointStore") -> None:
+        """Close in favour of another store of this process: after `close` was called, or if both belong to loops.
+
+        Raises ShardError otherwise, and if the last save takes longer than 60 s.
+        """
         if not self._closing and not (self.loop and other.loop):
             what = (
-                "a loop of this process saves its checkpoints"
-                if self.loop
-                else "this process is saving a checkpoint"
+                "a loop of this process saves its checkpoints" if self.loop else "this process is saving a checkpoint"
             )
             raise ShardError(f"{self.folder}: {what} into it; name another folder")
         self._given_up = True
@@ -221,48 +236,43 @@ class Store(Archive, Temporary):
             )
 
     def _close_later(self) -> threading.Event:
-        """Close it in the background; what is set when that is done."""
+        """Close in the background, and return an event that is set when this is done."""
         closed = self._closed
         if closed is None or closed.is_set():
             closed = threading.Event()
-            closer = threading.Thread(
-                target=self._close, args=(closed,), name="a checkpoint is written", daemon=True
-            )
-            closer.start()  # where that is interrupted it runs or does not: another one may run after it
+            closer = threading.Thread(target=self._close, args=(closed,), name="a checkpoint is written", daemon=True)
+            # After an interrupt in this line the thread runs or doesn't, so the next call may start another.
+            closer.start()
             self._closed = closed
         return closed
 
     def _close(self, closed: threading.Event) -> None:
+        """Wait for the save, close Orbax and unlock the folder; keep an error for `close`."""
         with self._one_closes:
             try:
                 self.wait()
-                self._end()
+                self._close_manager()
             except BaseException as error:  # raised by `close`
                 self._failure = error
             finally:
                 self._lock.release()
                 closed.set()
 
-    def _saving(self, manager: Any, step: int) -> Saving:
-        """What a manager writes now, with the checksums of its files."""
+    def _saving(self, manager: Any, step: int) -> PendingSave:
+        """Return the save that a manager is writing; on host 0 the checksums of its files are a part of it."""
         first = jax.process_index() == 0
-        return Saving(
-            manager, self._passage, partial(_sum_up, self.folder / str(step)) if first else lambda: None
-        )
+        return PendingSave(manager, self._passage, partial(_sum_up, self.folder / str(step)) if first else lambda: None)
 
     def _open_manager(self) -> Any:
+        """Return Orbax's manager for the folder, created at the first save."""
         if self._manager is None:
-            ocp = orbax()
-            self._passage = passage = Passage() if is_there() else None
-            together = (
-                None
-                if passage is None
-                else lambda key, timeout_ms: passage.go_through(key, timeout_ms / 1000)
-            )
+            ocp = import_orbax()
+            self._passage = passage = NamedBarriers() if is_multiprocess() else None
+            together = None if passage is None else lambda key, timeout_ms: passage.wait_at(key, timeout_ms / 1000)
             options = ocp.CheckpointManagerOptions(
                 create=False,
                 enable_async_checkpointing=True,
-                # Of a folder that can't be made in the background Orbax's threads wait for it for 600 s.
+                # If a folder can't be created in the background, Orbax's threads wait for it for 600 s.
                 async_options=ocp.AsyncOptions(
                     timeout_secs=int(LONG_S),
                     barrier_sync_fn=together,
@@ -272,32 +282,33 @@ class Store(Archive, Temporary):
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager
 
-    def _end(self) -> None:
-        """End the threads of Orbax's, which raise what a save failed by once: in `wait`, which comes before. Raises
-        ShardError for anything else."""
+    def _close_manager(self) -> None:
+        """Close Orbax's manager and thereby end its threads. Raises ShardError."""
+        # Orbax raises a save's error once. `wait` comes first and takes it: an error here has another cause.
         manager, self._manager = self._manager, None
         if manager is not None:
             try:
                 manager.close()
             except Exception as error:
-                raise told_of(self.folder, "end saving into", error) from error
+                raise filesystem_error(self.folder, "end saving into", error) from error
 
     def _torn_names(self) -> list[str]:
+        """Return the names of interrupted saves and of checkpoints half removed, except the save in progress."""
         try:
             names = sorted(each.name for each in self.folder.iterdir())
         except OSError:
             return []
-        mine = () if self._under_way is None else (f"{self._under_way}{TORN}",)
-        return [x for x in names if (TORN in x or x.endswith(REMOVED)) and not x.startswith(mine or ("\0",))]
+        mine = () if self._under_way is None else (f"{self._under_way}{UNFINISHED_MARK}",)
+        return [x for x in names if (UNFINISHED_MARK in x or x.endswith(REMOVED)) and not x.startswith(mine or ("\0",))]
 
     def _clear(self) -> list[str]:
-        """The names of what saves left that were cut off; removed where this process alone may save here."""
-        names, held = self._torn_names(), self._lock.held
+        """Remove what interrupted saves left, unless another process may be saving. Return the names of those saves."""
+        names, held = self._torn_names(), self._lock.is_locked
         try:
             if names and not held:
-                self._lock.take()
+                self._lock.acquire()
         except ShardError:
-            return []  # of a save that may be under way
+            return []  # another process may be saving
         try:
             for name in names:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -307,15 +318,15 @@ class Store(Archive, Temporary):
         return [name for name in names if not name.endswith(REMOVED)]
 
     def _remove(self, step: int) -> None:
-        """A checkpoint loses its number before its files: a part of it is never taken for it."""
+        """Remove a checkpoint."""
+        # The number goes before the files: a checkpoint without some of its files must never look complete.
         gone = self.folder / f"{step}{REMOVED}"
-        with suppress(OSError):  # it stays one more save
+        with suppress(OSError):  # a later save removes it
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _failed(self, step: int, error: Exception, writing: Saving | None = None) -> ShardError:
-        """What a save failed by, in one line, of hosts the same on all; what it left is removed, so that there is room
-        again."""
+    def _end_failed_save(self, step: int, error: Exception, writing: PendingSave | None = None) -> ShardError:
+        """End a failed save, and return its error, with the same text on all hosts."""
         own = _own(error)
         if self._passage is None:
             line = self._line_of(step, error)
@@ -323,40 +334,48 @@ class Store(Archive, Temporary):
             line = self._passage.why(WHY_S) or self._line_of(step, error)
         else:
             line = self._passage.fail(self._line_of(step, own))
-        ended = writing.leave() if writing is not None else self._passage is None
+        ended = writing.cancel() if writing is not None else self._passage is None
         if ended:
             try:
-                self._end()
+                self._close_manager()
             except ShardError as other:
                 error.add_note(str(other))
         self._manager = None
         if writing is not None:
-            gathered("")  # nobody writes any more
+            gather_texts("")  # waits until no host writes any more
         if jax.process_index() == 0:
+            # The disk may be full: the remains of this save make room again.
             self._clear()
         return ShardError(line)
 
     def _line_of(self, step: int, error: BaseException) -> str:
+        """Return the message for a failed save, with the host and the last complete checkpoint."""
         latest = self.latest()
         left = "there is none before it" if latest is None else f"the last one is {latest}"
         host = "" if self._passage is None else f"host {jax.process_index()}: "
-        return f"{host}{told_of(self.folder, f'write checkpoint {step} into', error)}; {left}"
+        return f"{host}{filesystem_error(self.folder, f'write checkpoint {step} into', error)}; {left}"
 
 
 def _own(error: BaseException | None) -> BaseException | None:
-    """What this host itself failed by, which what it heard from others while it left came after; None for nothing."""
-    while isinstance(error, OtherFailed):
+    """Return this host's own error, to which errors heard from other hosts (OtherFailed) were added; None without
+    one."""
+    while isinstance(error, ProcessFailed):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _to_write(x: Any) -> Any:
-    """An array as Orbax takes it: of several hosts what each has of its own is alike, and the first one writes it."""
+    """Return an array in the form for Orbax: JAX arrays as they are, numpy arrays copied, and a JAX array that one host
+    of several has alone as a numpy array."""
+    # With several hosts, an array that one host has alone is equal on all of them, and host 0 writes it. NumPy arrays
+    # are copied, as the loop may change them while Orbax writes.
     if isinstance(x, jax.Array) and not (jax.process_count() > 1 and x.is_fully_addressable):
         return x
-    return whole(x) if isinstance(x, jax.Array) else np.array(x)
+    return to_numpy(x) if isinstance(x, jax.Array) else np.array(x)
 
 
 def _sum_up(checkpoint: Path) -> None:
-    if checkpoint.is_dir():  # else an interrupt came before anything of it was written
+    """Write the checksums of a checkpoint that was written."""
+    # After an interrupt as the save began, nothing may have been written.
+    if checkpoint.is_dir():
         checksums.write(checkpoint)

@@ -1,4 +1,4 @@
-"""The user's text that a program is made of: its statements, and what stands where in it."""
+"""Source text of the user's cells: statements, syntax trees and spans of expressions."""
 
 import ast
 import linecache
@@ -10,8 +10,16 @@ _USUAL |= {"flax": "flax", "equinox": "equinox"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an expression stands in its file: lines from 1, columns in bytes of UTF-8."""
+class SourceSpan:
+    """Span of an expression in a file.
+
+    Attributes:
+        file: Name of the file.
+        line: First line, counted from 1.
+        column: First column, in bytes of UTF-8.
+        end_line: Last line.
+        end_column: Column after the last byte.
+    """
 
     file: str
     line: int
@@ -21,73 +29,96 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A statement of the user's.
+class UserStatement:
+    """A top-level statement of the user's cells.
 
-    `file` is what Python calls its cell, and `line` its first line there; `before`: how many bytes of that line are
-    another statement's; `title`: the cell as a reader knows it. `imports`: does it import; `calls`: does it call the
-    step when it runs; `makes`: does it give the step its name; `early`: it comes before imports, as it
-    changes what they find.
+    Attributes:
+        text: Source text.
+        file: Python's name for the cell; empty for text without a cell.
+        line: First line of the statement in that file.
+        title: Name of the cell for readers.
+        byte_offset: Column of the statement on its first line, in bytes; another statement is before it.
+        imports: Whether the statement imports.
+        calls_step: Whether the statement calls the step when it runs.
+        binds_step: Whether the statement binds the step's name.
+        precedes_imports: Whether the statement comes before imports because it affects them (`os.environ`, `sys.path`).
     """
 
     text: str
     file: str
     line: int
     title: str
-    before: int = 0
+    byte_offset: int = 0
     imports: bool = False
-    calls: bool = False
-    makes: bool = False
-    early: bool = False
+    calls_step: bool = False
+    binds_step: bool = False
+    precedes_imports: bool = False
 
     @property
     def lines(self) -> range:
+        """Lines of the statement in its file."""
         return range(self.line, self.line + self.text.count("\n") + 1)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells that pieces stand in, by what Python calls them: the lines of each one's text, its tree, and the
-    numbers of those lines that are pieces.
+    """Cells that contain the user's statements, by Python's file names.
 
-    `imports`: what imported names stand for; `name` gives what the program calls a thing of its own.
+    Attributes:
+        source_lines: Lines of each cell.
+        trees: Syntax tree of each cell.
+        statement_lines: Line numbers of the program's statements.
+        imports: Full names of imported names, `{"jnp": "jax.numpy"}`.
+        program_name: Function from a name of the generated program (`hold`, `P`) to a form free in the user's text.
     """
 
-    files: Mapping[str, list[str]]
+    source_lines: Mapping[str, list[str]]
     trees: Mapping[str, ast.Module]
-    lines: Mapping[str, set[int]]
+    statement_lines: Mapping[str, set[int]]
     imports: Mapping[str, str]
-    name: Callable[[str], str]
+    program_name: Callable[[str], str]
 
-    def calls(self, functions: Collection[str]) -> Iterator[tuple[str, ast.Call]]:
-        """The calls with arguments that stand in pieces, of functions by their full names, each with its file."""
+    def find_calls(self, functions: Collection[str]) -> Iterator[tuple[str, ast.Call]]:
+        """Yield the file and node of each call of some functions; calls without positional arguments are left out.
+
+        Args:
+            functions: Full names, such as `jax.lax.scan`.
+        """
         for file, tree in self.trees.items():
             calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args)
             for call in calls:
-                if call.lineno in self.lines[file] and full_name(call, self.imports) in functions:
+                if call.lineno in self.statement_lines[file] and full_name(call, self.imports) in functions:
                     yield file, call
 
     def module(self, full: str) -> str | None:
-        """What the cells call a module; None where they import it by no name."""
+        """Return the cells' name for a module, or None where no cell imports it by name."""
         return next((name for name, module in self.imports.items() if module == full), None)
 
 
-def cells_of(pieces: Sequence[Piece], name: Callable[[str], str]) -> Cells:
-    """Those that the pieces stand in, but for cells without text."""
+def cells_of(pieces: Sequence[UserStatement], name: Callable[[str], str]) -> Cells:
+    """Return the cells of these statements; cells without text are left out.
+
+    Args:
+        pieces: The user's statements.
+        name: Function from a name of the generated program to a form free in the user's text.
+    """
+    # IPython puts the source of each cell into `linecache`.
     files = {piece.file: linecache.getlines(piece.file) for piece in pieces}
     trees = {file: ast.parse("".join(lines)) for file, lines in files.items() if lines}
     lines = {file: {n for p in pieces if p.file == file for n in p.lines} for file in trees}
-    imports = imported(*trees.values(), *(ast.parse(p.text) for p in pieces if p.imports))
+    # Imports added for the program belong to no cell, so no tree has them.
+    imports = imported_names(*trees.values(), *(ast.parse(p.text) for p in pieces if p.imports))
     return Cells(files, trees, lines, imports, name)
 
 
-def place_of(node: ast.expr, file: str) -> Place:
+def span_of(node: ast.expr, file: str) -> SourceSpan:
+    """Return the span of an expression."""
     end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-    return Place(file, node.lineno, node.col_offset, *end)
+    return SourceSpan(file, node.lineno, node.col_offset, *end)
 
 
-def imported(*trees: ast.Module) -> dict[str, str]:
-    """What the names stand for that texts import, as `{"jnp": "jax.numpy", "grad": "jax.grad"}`."""
+def imported_names(*trees: ast.Module) -> dict[str, str]:
+    """Return the full names of all imported names, such as `{"jnp": "jax.numpy", "grad": "jax.grad"}`."""
     names: dict[str, str] = {}
     for node in (n for tree in trees for n in ast.walk(tree)):
         if isinstance(node, ast.Import):
@@ -99,8 +130,10 @@ def imported(*trees: ast.Module) -> dict[str, str]:
 
 
 def full_name(call: ast.Call, imports: Mapping[str, str]) -> str:
-    """That of the function which is called, as `jax.lax.scan`; empty for what is neither imported nor a module's usual
-    name."""
+    """Return the full name of the called function, such as `jax.lax.scan`.
+
+    Empty where the name is neither imported nor the usual name of a module.
+    """
     root, dot, rest = ast.unparse(call.func).partition(".")
     full = imports.get(root) or _USUAL.get(root)
     return full + dot + rest if full else ""

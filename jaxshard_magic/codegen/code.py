@@ -1,4 +1,4 @@
-"""`Code`: a step under its plan as a program of plain JAX."""
+"""`Code`: a sharded step exported as a program of plain JAX."""
 
 import inspect
 import os
@@ -9,35 +9,40 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.reading import reading_of
+from ..analysis.step_facts import step_facts
 from ..config.options import FLAGS
-from ..errors import ShardError, one_of
-from ..placing import cuts_by_host
+from ..device_arrays import is_host_aligned
+from ..errors import ShardError, list_names
 from ..report import Collective
 from ..report.parts import mesh_text
-from ..report.written import Shown, saved
-from ..step.tracing import BY_SORTING, SIDE_BY_SIDE
-from ..strategies.hold import Hold
-from ..strategies.undivided import held_against_faults
+from ..report.records import Displayable, write_file
+from ..step.tracing import BATCHED_EXPERTS_CODE, SORTED_LOOKUPS_CODE
+from ..strategies.sharded_lowering import ShardedLowering
+from ..strategies.unsharded_dims import guarded_lines
 from ..targets import target_of
-from .cells import Piece, cells_of
-from .inside import INSIDE
-from .last import last_call
-from .program import Program, axes_of, donated_of, specs_of, wrapper_of
-from .trying import Moves, Way, best_way, counted
-from .unbound import unbound
+from .cells import UserStatement, cells_of
+from .edit_search import CollectiveCounts, CompiledEdits, best_edits, count_collectives
+from .generated_program import GeneratedProgram, donated_of, program_axes, specs_of, wrapper_of
+from .latest_call import last_call
+from .step_functions import STEP_FUNCTIONS
+from .unbound import unbound_names
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
 
 
 @dataclass(frozen=True, repr=False)
-class Code(Shown):
-    """A step under its plan as a program that needs neither this package nor a notebook.
+class Code(Displayable):
+    """A sharded step as a program independent of this package and of notebooks.
 
-    `text` is the program. `planned`: the collectives of the plan as compiled, `sent`: those of the program, as compiled
-    on the same devices; None where the compiler gives no text to read them from. `notes`: what the program says of
-    itself at its beginning.
+    Attributes:
+        name: Name of the step.
+        strategy: Strategy of the plan.
+        mesh: Mesh axes with their sizes.
+        text: Source text of the program.
+        planned: Collectives of the sharded step as compiled; None where the compiler returns no HLO text.
+        sent: Collectives of the program, compiled for the same devices; None likewise.
+        notes: Paragraphs of the program's docstring.
     """
 
     name: str
@@ -50,121 +55,133 @@ class Code(Shown):
 
     @property
     def same(self) -> bool | None:
-        """Does the program move what the plan moves: collectives of the same kinds over the same mesh axes, as many, of
-        as many bytes? None where that is not known."""
+        """Equality of the program's and the plan's collectives in kinds, mesh axes, bytes and counts. None where
+        unknown."""
         if self.planned is None or self.sent is None:
             return None
-        return counted(self.planned) == counted(self.sent)
+        return count_collectives(self.planned) == count_collectives(self.sent)
 
     @property
-    def moves(self) -> Moves | None:
-        """How often the program has each collective, by kind, mesh axes and bytes."""
-        return None if self.sent is None else counted(self.sent)
+    def moves(self) -> CollectiveCounts | None:
+        """Count of each collective of the program, by kind, mesh axes and bytes. None where unknown."""
+        return None if self.sent is None else count_collectives(self.sent)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """The program in a file of its own; its path. Raises ShardError where it can't be written."""
-        return saved(path, self.text)
+        """Write the program to a file and return the path. Raises ShardError where the file can't be written."""
+        return write_file(path, self.text)
 
     def __str__(self) -> str:
         return self.text
 
-    def _ways(self) -> tuple[Any, Any, Any]:
-        from ..views import code
+    def _renderers(self) -> tuple[Any, Any, Any]:
+        from ..views import exported_code
 
-        return code.to_text, code.to_html, code.page
+        return exported_code.to_text, exported_code.to_html, exported_code.page
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         axes = mesh_text(self.mesh)
         return f"<Code of {self.name}: {self.strategy} on {axes}, {self.text.count(chr(10))} lines>"
 
 
-def code_of(
+def generate_code(
     step: "ShardedStep",
-    pieces: Sequence[Piece],
+    statements: Sequence[UserStatement],
     path: str,
     *,
     missing: Iterable[str] = (),
     call: str | None = None,
     elsewhere: str | None = None,
 ) -> Code:
-    """The last kind of call of `step` as plain JAX, made of the user's own text.
+    """Export the last kind of call of `step` as a program of plain JAX, made of the user's own text.
 
-    `path`: what the step goes by in it; `missing`: names that nothing in the text gives a value; `call`: how it is
-    called, where nothing in the text does; `elsewhere`: the module that it is imported from, where its text can't be
-    had.
+    Args:
+        step: A step with a recorded call.
+        statements: Statements of the user's cells, in order.
+        path: Expression naming the step in the text.
+        missing: Names without a binding in the statements.
+        call: Last line of the program, a call of the step, where no statement calls the step.
+        elsewhere: Module to import the step from, where no source text is available.
 
-    Raises ShardError before the step has run or was compiled, for one whose batch was padded, and for one that goes
-    through experts one by one, which the plan has side by side, looks up a matrix for each token, which the plan
-    sorts, or divides what XLA gets wrong without the plan.
+    Raises:
+        ShardError: The step has neither run nor been compiled; the batch was padded; a Python loop over experts is
+            batched by the plan; matrices looked up per token are sorted by the plan; a divided dimension is computed
+            wrongly by XLA without the plan; the step has `*` or `**` parameters; a host has rows not divided over hosts
+            by the plan; or the program would read an unbound name.
     """
     entry, last = last_call(step)
-    if entry.added:
+    if entry.padding:
         raise ShardError(
             f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
             "the step on a batch that does, without --pad, then write its code"
         )
-    told = {finding.code for finding in entry.plan.findings}
-    if SIDE_BY_SIDE in told:
+    finding_codes = {finding.code for finding in entry.plan.findings}
+    if BATCHED_EXPERTS_CODE in finding_codes:
         raise ShardError(
             f"{step.name} goes through its experts one by one, and the plan has them side by side, which no constraint "
             "in its text says: write the loop as jax.vmap over the experts, run the step, then write its code"
         )
-    if BY_SORTING in told:
+    if SORTED_LOOKUPS_CODE in finding_codes:
         raise ShardError(
             f"{step.name} looks up a matrix for each token, and the plan sorts tokens by their matrices, which no "
             "constraint in its text says: write it with jax.lax.ragged_dot, run the step, then write its code"
         )
     run = entry.plan.run
-    if isinstance(run, Hold) and (lines := held_against_faults(run.layout)):
+    if isinstance(run, ShardedLowering) and (lines := guarded_lines(run.layout)):
         raise ShardError(
-            f"{step.name} has at {one_of(lines)} what XLA gets wrong along a divided dimension, which the plan keeps "
+            f"{step.name} has at {list_names(lines)} what XLA gets wrong along a divided dimension, which "
+            "the plan keeps "
             "whole there, inside of what jax makes of the line: run the step under a strategy that does not divide it, "
             "then write its code"
         )
     parameters = inspect.signature(step.__wrapped__).parameters
     names, kinds = list(parameters), {p.kind for p in parameters.values()}
+    # The program finds specs by the names of arguments.
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ShardError(
             f"{step.name} takes * or ** arguments, which have no names of their own to say where they lie: name its "
             "arguments, then write its code"
         )
-    reading = reading_of(entry)
-    axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
-    draft = Program(pieces, path, axes, *specs_of(entry), (), {})
-    way = best_way(step, cells_of(pieces, draft.name), reading.collectives or ())
+    reading = step_facts(entry)
+    axes = {program_axes(entry)[axis]: size for axis, size in step.mesh.shape.items()}
+    # Edits need names that are free in the user's text before the program is put together.
+    draft = GeneratedProgram(statements, path, axes, *specs_of(entry), (), {})
+    best = best_edits(step, cells_of(statements, draft.program_name), reading.collectives or ())
     donated = donated_of(entry) if step.request.donate else ()
-    way = replace(way, options=way.options | ({"donate"} if donated else set()))
+    best = replace(best, options=best.options | ({"donate"} if donated else set()))
     rows, hosts = _host_rows(step), reading.mesh.processes
     program = replace(
         draft,
         functions=(
-            *_inside(way, draft.name),
+            *_required_functions(best, draft.program_name),
             *wrapper_of(last, entry.traced, donates=bool(donated), hosts=hosts),
         ),
-        edits=way.edits,
+        edits=best.edits,
         devices=step.mesh.size // hosts if reading.mesh.source == "simulated" else None,
         hosts=hosts,
-        host_rows=rows,
-        call=call,
-        examples=entry.plan.batch_axes,
+        per_host_arguments=rows,
+        call_text=call,
+        batch_axes=entry.plan.batch_axes,
         numbers=tuple(sorted(t.__name__ for t in last.step.numbers if t is not bool)),
         static=tuple(names[k] if isinstance(k, int) else k for k in last.statics),
         donated=donated,
-        unwrapped=last.step.pmap is not None,
+        removes_pmap=last.step.pmap is not None,
     )
     lacking = _lacking(program, missing)
-    notes = (*_notes(step, reading.collectives, way, lacking, elsewhere), *_on_hosts(hosts, rows))
+    notes = (*_notes(step, reading.collectives, best, lacking, elsewhere), *_on_hosts(hosts, rows))
     program = replace(program, notes=notes)
     sizes = dict(step.mesh.shape)
-    return Code(step.name, step.strategy, sizes, program.text(), reading.collectives, way.collectives, notes)
+    return Code(step.name, step.strategy, sizes, program.text(), reading.collectives, best.collectives, notes)
 
 
-def _lacking(program: Program, missing: Iterable[str]) -> set[str]:
-    """The names of the user's that a program reads and no cell gives a value, of those `missing` from the cells. Raises
-    ShardError where it reads others that nothing in it binds: that is no program to hand out."""
+def _lacking(program: GeneratedProgram, missing: Iterable[str]) -> set[str]:
+    """Return the unbound names of the program, all of them in `missing`.
+
+    Raises:
+        ShardError: The program reads other unbound names.
+    """
     try:
-        found = unbound(program.source())
-    except SyntaxError:  # which is told where it is formatted
+        found = unbound_names(program.source())
+    except SyntaxError:  # ruff reports it when the program is formatted
         return {*missing}
     if more := sorted(found.difference(missing)):
         raise ShardError(
@@ -174,16 +191,17 @@ def _lacking(program: Program, missing: Iterable[str]) -> set[str]:
     return found
 
 
-def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
-    """Those of INSIDE that a way's edits call, and those that these call."""
+def _required_functions(way: CompiledEdits, name: Callable[[str], str]) -> list[Callable[..., Any]]:
+    """Return the step functions called by the edits, directly or through other step functions."""
     texts = [e.before + e.after for edits in way.edits.values() for e in edits]
-    called = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
-    for f in reversed(INSIDE):  # they call those before them
-        called |= {g for g in INSIDE if f in called and g.__name__ in _names(f.__code__)}
-    return [f for f in INSIDE if f in called]
+    called = {f for f in STEP_FUNCTIONS if any(f"{name(f.__name__)}(" in text for text in texts)}
+    for f in reversed(STEP_FUNCTIONS):  # each calls functions before it alone
+        called |= {g for g in STEP_FUNCTIONS if f in called and g.__name__ in _names(f.__code__)}
+    return [f for f in STEP_FUNCTIONS if f in called]
 
 
 def _names(code: CodeType) -> set[str]:
+    """Return the global and attribute names used in a code object and all nested code objects."""
     inner = (c for c in code.co_consts if isinstance(c, CodeType))
     return {*code.co_names}.union(*map(_names, inner))
 
@@ -191,18 +209,27 @@ def _names(code: CodeType) -> set[str]:
 def _notes(
     step: "ShardedStep",
     planned: Sequence[Collective] | None,
-    way: Way,
+    way: CompiledEdits,
     lacking: Iterable[str],
     elsewhere: str | None,
 ) -> Iterator[str]:
+    """Yield the paragraphs of the program's docstring.
+
+    Args:
+        step: The step.
+        planned: Collectives of the sharded step; None where unknown.
+        way: The chosen edits.
+        lacking: Names without a binding in the statements.
+        elsewhere: Module to import the step from, or None.
+    """
     axes = mesh_text(step.mesh.shape)
     yield f"{step.name} under {step.strategy} on {axes}, in plain JAX."
     yield f"Written by jaxshard_magic {version('jaxshard_magic')}, without which it runs, and jax {version('jax')}."
     if planned is None or way.collectives is None:
         yield "What it moves between devices is not known: the compiler gave no text to read that from."
     else:
-        yield "\n".join(_moves(planned, way.collectives))
-    yield from _left_out(step, way.options)
+        yield "\n".join(_collective_lines(planned, way.collectives))
+    yield from _omission_notes(step, way.options)
     yield from way.notes
     for raised in way.refused:
         yield f"A way to write more of the plan into these cells is left out: they raise under it\n    {raised}"
@@ -218,7 +245,7 @@ def _notes(
 
 
 def _on_hosts(hosts: int, rows: Sequence[str]) -> Iterator[str]:
-    """What a program that several hosts run asks of them."""
+    """Yield paragraphs about the requirements of a program that several hosts run."""
     if hosts == 1:
         return
     yield (
@@ -231,23 +258,32 @@ def _on_hosts(hosts: int, rows: Sequence[str]) -> Iterator[str]:
 
 
 def _host_rows(step: "ShardedStep") -> tuple[str, ...]:
-    """The arguments of which each host has rows of its own. Raises ShardError where the plan does not divide them over
-    the hosts, as plain JAX puts none together."""
+    """Return the arguments with separate rows on each host.
+
+    Raises:
+        ShardError: The plan does not divide the rows over the hosts. Plain JAX can't join such rows.
+    """
     entry, _ = last_call(step)
-    found, first = [], len(entry.consts)
-    for i, dim in entry.rows.items():
+    paths, first = [], len(entry.consts)
+    for i, dim in entry.per_host_dims.items():
         leaf = entry.plan.leaves[first + i]
-        if not cuts_by_host(entry.shardings[i], leaf.shape, dim):
+        # `jax.make_array_from_process_local_data` puts the rows of a host on the devices of this host.
+        if not is_host_aligned(entry.shardings[i], leaf.shape, dim):
             raise ShardError(
                 f"{leaf.path} is divided otherwise than hosts have rows of it, and plain JAX puts no such rows "
                 "together: give all hosts the whole batch, without --data per-host, then write the code"
             )
-        found.append(leaf.path)
-    return tuple(found)
+        paths.append(leaf.path)
+    return tuple(paths)
 
 
-def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
-    """One sentence for each option that the program has not; `written` are those that it has."""
+def _omission_notes(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each option omitted from the program.
+
+    Args:
+        step: The step.
+        written: Options in the program.
+    """
     for option, value in step.request.gradients.given.items():
         if option in written:
             continue
@@ -264,20 +300,20 @@ def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
         )
 
 
-def _moves(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterator[str]:
-    """The collectives of the program; where they are others than the plan's, both."""
-    here, there = counted(sent), counted(planned)
-    same = here == there
+def _collective_lines(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterator[str]:
+    """Yield a table of the program's collectives, with the plan's count in brackets where it differs."""
+    program_counts, plan_counts = count_collectives(sent), count_collectives(planned)
+    same = program_counts == plan_counts
     if same:
         yield "In a step every device takes part in these collectives, the same as under %%shard:"
     else:
         yield "In a step every device takes part in these collectives; in brackets those under %%shard:"
-    if not here | there:
+    if not program_counts | plan_counts:
         yield "    none"
-    for key in sorted(here | there, key=lambda k: (-k[2] * (here | there)[k], k[0])):
+    for key in sorted(program_counts | plan_counts, key=lambda k: (-k[2] * (program_counts | plan_counts)[k], k[0])):
         kind, over, size = key
-        line = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
-        yield line if here[key] == there[key] else f"{line} ({there[key]})"
+        line = f"    {program_counts[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
+        yield line if program_counts[key] == plan_counts[key] else f"{line} ({plan_counts[key]})"
     if same:
         return
     more = sum(c.wire_bytes for c in sent) - sum(c.wire_bytes for c in planned)

@@ -1,143 +1,202 @@
-"""Changes to the user's text, made from its end to its beginning so that places stay what they are."""
+"""Edits of the user's text, by span."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .cells import Cells, Piece, Place, full_name, place_of
-from .pins import Pin
+from .cells import Cells, SourceSpan, UserStatement, full_name, span_of
+from .constraints import Constraint
 
 _DIFFERENTIATE = {"jax.grad", "jax.value_and_grad", "flax.nnx.grad", "flax.nnx.value_and_grad"}
 _DIFFERENTIATE |= {"equinox.filter_grad", "equinox.filter_value_and_grad"}
-_CHECKPOINT = {"flax.nnx": "remat", "equinox": "filter_checkpoint"}  # by whose gradient it is; else jax's own
+_CHECKPOINT = {"flax.nnx": "remat", "equinox": "filter_checkpoint"}  # by library; else `jax.checkpoint`
 
 
 @dataclass(frozen=True)
 class Edit:
-    """`before` and `after` are put around what stands at a place, or in the place of it where it is `gone`, on one
-    line. Of two at one place the later is outside."""
+    """Insertion of text around a span, or replacement of the span. Of two edits with equal spans the later is the
+    outer.
 
-    place: Place
+    Attributes:
+        span: The span.
+        before: Text before the span, or in its place.
+        after: Text after the span.
+        replaces: Whether `before` replaces the span. Such a span is on one line.
+    """
+
+    span: SourceSpan
     before: str
     after: str = ""
-    gone: bool = False
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
 class OptionEdits:
-    """Edits that bring `options` of the line into the text; `notes`: what of these they do not bring, in sentences.
+    """Edits for options of the `%%shard` line.
 
-    `per_device`: the mesh axes along which the losses are each device's own, so that nothing is held divided over them
-    there. `fallback`: what else to try: the user's functions may raise with these edits, or move more.
+    Attributes:
+        edits: The edits.
+        options: Options implemented by the edits.
+        notes: Sentences on omitted parts of the options.
+        per_device_axes: Mesh axes along which each device has a loss of its own, free of constraints over these axes.
+        fallback: Edits to try where the user's functions raise under these edits, or where these edits move more bytes.
     """
 
     edits: tuple[Edit, ...] = ()
     options: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
-    per_device: tuple[str, ...] = ()
+    per_device_axes: tuple[str, ...] = ()
     fallback: "OptionEdits | None" = None
 
     def __add__(self, other: "OptionEdits") -> "OptionEdits":
         edits, notes = self.edits + other.edits, self.notes + other.notes
         either = self.fallback or other.fallback
         fallback = (self.fallback or self) + (other.fallback or other) if either else None
-        axes = self.per_device + other.per_device
+        axes = self.per_device_axes + other.per_device_axes
         return OptionEdits(edits, self.options | other.options, notes, axes, fallback)
 
 
 def indented(file: str, lines: Iterable[int]) -> list[Edit]:
-    """Four spaces before each of these lines."""
-    return [Edit(Place(file, n, 0, n, 0), "    ") for n in lines]
+    """Return edits that indent some lines by four spaces."""
+    return [Edit(SourceSpan(file, n, 0, n, 0), "    ") for n in lines]
 
 
-def hold_edits(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
-    """`hold(..., P("data"))` around expressions; `spec`: what the program calls PartitionSpec."""
-    return [Edit(pin.place, f"{hold}(", f", {spec}{how[1:]})") for pin in pins for how in pin.specs]
+def constraint_edits(constraints: Iterable[Constraint], hold: str, spec: str) -> list[Edit]:
+    """Return edits that write `hold(..., P("data"))` around expressions.
+
+    Args:
+        constraints: Constraints to write.
+        hold: Name of the constraint function in the program.
+        spec: Name of `PartitionSpec` in the program.
+    """
+    return [Edit(pin.span, f"{hold}(", f", {spec}{how[1:]})") for pin in constraints for how in pin.specs]
 
 
 def is_gradient(node: ast.AST, imports: Mapping[str, str]) -> bool:
-    """Does an expression make the gradient of a function by jax, nnx or equinox?"""
+    """Return whether an expression transforms a function into its gradient by jax, flax.nnx or equinox."""
     return isinstance(node, ast.Call) and full_name(node, imports) in _DIFFERENTIATE
 
 
 def regather_edits(cells: Cells, again: str) -> list[Edit]:
-    """`again(...)` around each function that is differentiated."""
+    """Return edits that write `again(...)` around each differentiated function.
+
+    Args:
+        cells: The user's text.
+        again: Name of the function in the program.
+    """
     return [Edit(place, f"{again}(", f", {own})" if own else ")") for place, own in _differentiated(cells)]
 
 
 def checkpoint_edits(cells: Cells, policy: str | None, *, loops: bool = True) -> list[Edit]:
-    """`jax.checkpoint(..., policy=...)` around each function that is scanned over; in a cell without any, or without
-    `loops`, around each that is differentiated. None is jax's own policy: nothing is kept."""
-    scanned = [(place_of(n.args[0], f), None) for f, n in cells.calls({"jax.lax.scan"}) if loops]
+    """Return edits that write `jax.checkpoint(..., policy=...)` around the body of each scan.
+
+    Cells without a scan have it around each differentiated function.
+
+    Args:
+        cells: The user's text.
+        policy: Expression of the policy. None for JAX's own: save nothing.
+        loops: Whether scans are wrapped. False wraps differentiated functions alone.
+    """
+    scanned = [(span_of(n.args[0], f), None) for f, n in cells.find_calls({"jax.lax.scan"}) if loops]
     files = {place.file for place, _ in scanned}
     wrapped = [*scanned, *((place, own) for place, own in _differentiated(cells) if place.file not in files)]
     kept = "" if policy is None else f", policy={policy}"
     return [Edit(place, f"{own or 'jax.checkpoint'}(", f"{kept})") for place, own in wrapped]
 
 
-def _differentiated(cells: Cells) -> Iterator[tuple[Place, str | None]]:
-    """Where functions stand that are differentiated, and the checkpoint that goes with a gradient that is not jax's;
-    those are left out for whose module the text has no name."""
-    for file, node in cells.calls(_DIFFERENTIATE):
+def _differentiated(cells: Cells) -> Iterator[tuple[SourceSpan, str | None]]:
+    """Yield the span of each differentiated function and the checkpoint function of the gradient's library.
+
+    The second is None for `jax.checkpoint`. Functions are omitted where the text has no name for that library's module.
+    """
+    for file, node in cells.find_calls(_DIFFERENTIATE):
         owner = full_name(node, cells.imports).rpartition(".")[0]
         own = _CHECKPOINT.get(owner)
         module = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else cells.module(owner)
         if own is None or module is not None:
-            yield place_of(node.args[0], file), own and f"{module}.{own}"
+            yield span_of(node.args[0], file), own and f"{module}.{own}"
 
 
 def vmap_edits(cells: Cells, axes: Sequence[str]) -> list[Edit]:
-    """`spmd_axis_name=...` in each call of `jax.vmap`: what is held inside is divided along the examples as well. Calls
-    that may have one are left alone, and those of positional arguments alone with something between the last and the
-    bracket."""
+    """Return edits that add `spmd_axis_name=...` to calls of `jax.vmap`: constraints inside then also divide the
+    examples.
+
+    Left out are calls that may have the argument already, and calls of positional arguments alone with text between the
+    last argument and the closing bracket.
+
+    Args:
+        cells: The user's text.
+        axes: Mesh axes of the batch.
+    """
     edits = (
         keyword_edit(node, file, f"spmd_axis_name={tuple(axes)!r}")
-        for file, node in cells.calls({"jax.vmap"})
+        for file, node in cells.find_calls({"jax.vmap"})
+        # `spmd_axis_name` is the sixth parameter of `jax.vmap`.
         if len(node.args) <= 5 and not any(k.arg in (None, "spmd_axis_name") for k in node.keywords)
     )
     return [e for e in edits if e is not None]
 
 
 def keyword_edit(node: ast.Call, file: str, given: str) -> Edit | None:
-    """An argument by its name in a call; None where its positional arguments alone leave no place for it."""
+    """Return an edit that adds a keyword argument to a call.
+
+    Args:
+        node: The call.
+        file: Name of its file.
+        given: Text of the argument, `name=value`.
+
+    Returns:
+        The edit. None for a call of positional arguments alone with a starred argument, no argument, or text between
+        the last argument and the closing bracket.
+    """
     if node.keywords:
         k = node.keywords[0]
-        return Edit(Place(file, k.lineno, k.col_offset, k.lineno, k.col_offset), f"{given}, ")
+        return Edit(SourceSpan(file, k.lineno, k.col_offset, k.lineno, k.col_offset), f"{given}, ")
     if not node.args or any(isinstance(a, ast.Starred) for a in node.args):
         return None
-    last = place_of(node.args[-1], file)
+    last = span_of(node.args[-1], file)
+    # A span excludes parentheses around its expression: in `f((a))` the keyword would be written inside of them.
     if (last.end_line, last.end_column + 1) != (node.end_lineno, node.end_col_offset):
         return None
     end = last.end_line, last.end_column
-    return Edit(Place(file, *end, *end), "", f", {given}")
+    return Edit(SourceSpan(file, *end, *end), "", f", {given}")
 
 
 def edited_trees(cells: Cells, edits: Iterable[Edit]) -> dict[str, tuple[ast.Module, ast.Module]]:
-    """The tree of each cell that has some of the edits, and that with them in its text."""
+    """Return the original and the edited syntax tree of each cell that has edits."""
     return {
-        file: (cells.trees[file], ast.parse("".join(edited(cells.files[file], 1, own))))
+        file: (cells.trees[file], ast.parse("".join(apply_edits(cells.source_lines[file], 1, own))))
         for file, own in by_file(edits).items()
     }
 
 
 def by_file(edits: Iterable[Edit]) -> dict[str, list[Edit]]:
+    """Group edits by file."""
     files: dict[str, list[Edit]] = {}
     for e in edits:
-        files.setdefault(e.place.file, []).append(e)
+        files.setdefault(e.span.file, []).append(e)
     return files
 
 
-def edited(lines: list[str], first: int, edits: Iterable[Edit]) -> list[str]:
-    """Lines of a file from line `first` on, with the edits in them."""
+def apply_edits(lines: list[str], first: int, edits: Iterable[Edit]) -> list[str]:
+    """Apply edits to some lines of a file.
+
+    Args:
+        lines: The lines.
+        first: Line number of the first line.
+        edits: Edits of that file.
+    """
     points: list[tuple[int, int, int, tuple[int, ...], int, str]] = []
     for order, e in enumerate(edits):
-        p = e.place
+        p = e.span
         size = p.end_line - p.line, p.end_column - p.column, order
-        gone = p.end_column - p.column if e.gone else 0
-        # Of two that begin at one place the larger comes first, and ends last, before what begins there.
+        gone = p.end_column - p.column if e.replaces else 0
+        # At one position ends precede starts; of two spans the larger starts before and ends after the smaller.
         points.append((p.line, p.column, 1, tuple(-n for n in size), gone, e.before))
         points.append((p.end_line, p.end_column, 0, size, 0, e.after))
+    # `ast` counts columns in bytes of UTF-8.
     data = [line.encode() for line in lines]
+    # From the end to the beginning: an insertion leaves the positions of all earlier spans valid.
     for line, column, _, _, gone, text in sorted(points, reverse=True):
         if 0 <= line - first < len(data):
             there = data[line - first]
@@ -145,14 +204,17 @@ def edited(lines: list[str], first: int, edits: Iterable[Edit]) -> list[str]:
     return [line.decode() for line in data]
 
 
-def of_piece(piece: Piece, edits: Mapping[str, list[Edit]]) -> str:
-    """The text of a piece with those edits of its file that stand in it, and not in another statement on its lines."""
+def statement_text(piece: UserStatement, edits: Mapping[str, list[Edit]]) -> str:
+    """Return the text of a statement with its edits applied.
+
+    Edits of other statements on the same lines are left out.
+    """
     lines = piece.text.split("\n")
-    begin, end = (piece.line, piece.before), (piece.lines[-1], len(lines[-1].encode()))
+    begin, end = (piece.line, piece.byte_offset), (piece.lines[-1], len(lines[-1].encode()))
     inside = [
         e
         for e in edits.get(piece.file, ())
-        for p in [e.place]
+        for p in [e.span]
         if begin <= (p.line, p.column) and (p.end_line, p.end_column) <= end
     ]
-    return "\n".join(edited(lines, piece.line, inside)).encode()[piece.before :].decode()
+    return "\n".join(apply_edits(lines, piece.line, inside)).encode()[piece.byte_offset :].decode()

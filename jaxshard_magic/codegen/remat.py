@@ -1,4 +1,4 @@
-"""`--remat` in the user's text."""
+"""Write `--remat` into the user's text."""
 
 import ast
 from collections import defaultdict
@@ -8,63 +8,70 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..config.options import is_number, remat_expression
-from ..gradients.named import Names, frames
-from ..gradients.regions import AllBut
-from ..gradients.remat import POLICIES, Rematted
-from ..program.flops import Totals, counted, totals
+from ..gradients.call_names import ProgramNames, call_stack
+from ..gradients.named_blocks import SaveAllBut
+from ..gradients.remat import POLICIES, RematLoss
+from ..program.flatten_call import shape_structs
+from ..program.flops import WorkTotals, count_work, total_work
 from ..program.flow import Flow
-from ..program.hooks import anew
+from ..program.hooks import trace_afresh
 from ..program.ir import Equation, Program
-from ..program.mapped import PerDevice, on_a_device
-from ..program.peel import specs
-from ..step.planned import own_mesh
-from . import inside
-from .cells import Cells, full_name, place_of
+from ..program.per_device import PerDeviceTrace, device_trace_context
+from ..step.planned_call import mesh_context
+from . import step_functions
+from .call_sites import ARRAYS, METHOD, OBJECTS, OTHERS, CallSite, CallSites
+from .cells import Cells, full_name, span_of
 from .edits import Edit, OptionEdits, checkpoint_edits, edited_trees
-from .last import last_call
-from .sites import ARRAYS, METHOD, OBJECTS, OTHERS, Site, Sites
-from .stretches import Stretch, stretch
-from .swap import swapped
+from .latest_call import last_call
+from .statement_ranges import StatementRange, common_range
+from .swap import swap_code
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
 
-# What is done again at a call: nothing, the call itself, all that is differentiated, each trip of a loop by itself; a
-# larger number: in so many segments the trips of a loop.
+# Recomputation at a call: none, the call itself, the whole loss, each iteration of a loop. A number above 1 is the
+# number of segments of a loop.
 _NOTHING, _CALL, _LOSS, _TRIPS = -2, -1, 0, 1
-_LOOPS = {
-    "jax.lax.scan": 0,
-    "jax.lax.map": 0,
-    "jax.lax.fori_loop": 2,
-}  # where they have the function of a trip
-_FUNCTIONS = inside.recomputed, inside.recomputed_method, inside.recomputing, inside.scan_in_segments
+_LOOPS = {"jax.lax.scan": 0, "jax.lax.map": 0, "jax.lax.fori_loop": 2}  # position of the body among the arguments
+_FUNCTIONS = (
+    step_functions.recomputed,
+    step_functions.recomputed_method,
+    step_functions.recomputing,
+    step_functions.scan_in_segments,
+)
 
 
 def remat_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
-    """`jax.checkpoint` around what is scanned over, what is called, or the loss, and loops in segments; none where the
-    option has no such form."""
+    """Return `jax.checkpoint` around bodies of scans, calls or the loss, or loops in segments.
+
+    Args:
+        step: A step with a recorded call.
+        cells: The user's text.
+
+    Returns:
+        Edits for the option `remat`. Empty where the text allows none; with a note where the user's functions raise.
+    """
     try:
         if step.request.gradients.remat in POLICIES:
             edits = checkpoint_edits(cells, _policy(step) or None)
         else:
             edits = _by_blocks(step, cells)
-    except Exception as error:  # of the user's own functions, with something around them
+    except Exception as error:  # raised by the user's functions under the edits
         said = str(error).partition(chr(10))[0]
-        return OptionEdits(
-            notes=(f"--remat at the lines of the cells is left out: {type(error).__name__}: {said}",)
-        )
+        return OptionEdits(notes=(f"--remat at the lines of the cells is left out: {type(error).__name__}: {said}",))
     return OptionEdits(tuple(edits), frozenset({"remat"} if edits else ()))
 
 
 def _policy(step: "ShardedStep") -> str:
-    """A policy of `--remat` as Python, empty for jax's own. Jax's for products doesn't know ragged ones."""
+    """Return the policy of `--remat` as an expression, empty for JAX's own policy."""
     how, entry = step.request.gradients.remat or "", last_call(step)[0]
     names = {"full": "", "nothing": "", "nothing_saveable": "", "dots": "dots_saveable"}
     names["offload"] = 'offload_dot_with_no_batch_dims("device", "pinned_host")'
     own, policies = names.get(how, how), "jax.checkpoint_policies"
     losses = entry.rewritten.rematted if entry.rewritten is not None else ()
     equations = (e for loss in losses for e in loss.program.equations)
-    ragged = next((e.name for e in equations if (c := e.contraction) and c.ragged is not None), None)
+    ragged = next((e.name for e in equations if (c := e.contraction) and c.ragged_dim is not None), None)
+    # JAX's policy for matrix products ignores ragged products.
     if how == "dots" and ragged is not None:
         kept = f'lambda primitive, *_, **params: primitive.name == "{ragged}"'
         return f"{policies}.save_from_both_policies({policies}.{own}, {kept})"
@@ -72,21 +79,22 @@ def _policy(step: "ShardedStep") -> str:
 
 
 def _by_blocks(step: "ShardedStep", cells: Cells) -> list[Edit]:
-    """The edits that do again what the plan does again: none unless the traced step then takes as many FLOPs."""
+    """Return the edits that recompute the plan's blocks; none unless the edited step has the plan's FLOPs."""
     entry, _ = last_call(step)
     rewritten = entry.rewritten
     if step.request.gradients.remat is None or rewritten is None:
         return []
     edits = _edits(step, cells, rewritten.rematted, step.request.gradients.remat.strip())
-    planned = _work(Program(entry.traced.closed))
-    return edits if edits and _work(_traced(step, cells, edits)) == planned else []
+    # Edits are used only if the text then recomputes as much as the plan.
+    planned = _flop_counts(Program(entry.traced.closed))
+    return edits if edits and _flop_counts(_traced(step, cells, edits)) == planned else []
 
 
-def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[Rematted], how: str) -> list[Edit]:
-    """None where what is done again is no call, loop or stretch of the text."""
+def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[RematLoss], how: str) -> list[Edit]:
+    """Return the edits for some losses; none where a block is no call, loop or range of statements in the text."""
     if all(map(_is_by_value, losses)):
         return _of_values(losses, cells)
-    sites, again_at = Sites(cells), defaultdict[Site | None, set[int]](set)
+    sites, again_at = CallSites(cells), defaultdict[CallSite | None, set[int]](set)
     for loss in losses:
         for site, what in _done_again(loss, how, sites, cells.imports):
             again_at[site].add(what)
@@ -96,85 +104,86 @@ def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[Rematted], how: s
     return _at_sites(step, cells, sites, {site: min(what) for site, what in wanted.items()})
 
 
-def _is_by_value(loss: Rematted) -> bool:
-    """Is it values that `checkpoint_name` names which are computed again?"""
-    return any(isinstance(b.policy, AllBut) for blocks in loss.again.ranges.values() for b in blocks)
+def _is_by_value(loss: RematLoss) -> bool:
+    """Return whether the blocks recompute values named by `checkpoint_name`."""
+    return any(isinstance(b.policy, SaveAllBut) for blocks in loss.recomputed.ranges.values() for b in blocks)
 
 
 def _done_again(
-    loss: Rematted, how: str, sites: Sites, imports: Mapping[str, str]
-) -> Iterator[tuple[Site | None, int]]:
-    """What is done again at the calls that lead to the equations of a loss; None: at no one call of the text."""
-    program, blocks = loss.program, loss.again
-    own = dict(_own(loss, how, sites))
+    loss: RematLoss, how: str, sites: CallSites, imports: Mapping[str, str]
+) -> Iterator[tuple[CallSite | None, int]]:
+    """Yield the recomputation at each call that leads to equations of a loss.
+
+    None as the call: no single call of the text leads to a block.
+    """
+    program, blocks = loss.program, loss.recomputed
+    own = dict(_block_equations(loss, how, sites))
     if own == dict.fromkeys(range(len(program.equations))) and is_number(how):
         yield None, _LOSS
         return
     for e in (e for e in program.equations if e.is_scan):
-        site, trips = _loop(sites.innermost(frames(e)), imports), e.params["length"]
-        each = e.doors[0].scope in blocks.bodies
+        site, trips = _loop(sites.innermost(call_stack(e)), imports), e.params["length"]
+        each = e.bodies[0].sub_jaxpr in blocks.bodies
         count = trips if each else blocks.segments.get(e.index, (0, None))[0]
         if count:
             in_segments = site is not None and full_name(site.node, imports) == "jax.lax.scan"
             yield site if each or in_segments else None, _TRIPS if each else count
-        elif site is not None and not any(own.get(i.index) is site for i in e.doors[0].scope.equations):
+        elif site is not None and not any(own.get(i.index) is site for i in e.bodies[0].sub_jaxpr.equations):
             yield site, _NOTHING
     for site in set(own.values()):
         yield site, _CALL if _loop(site, imports) is None else _TRIPS
     for e in program.equations:
         if not e.primitive.alias:
-            through = sites.through(frames(e)) - {own.get(e.index)}
+            through = sites.all_in_frames(call_stack(e)) - {own.get(e.index)}
             yield from ((site, _NOTHING) for site in through if _loop(site, imports) is None)
 
 
-def _own(loss: Rematted, how: str, sites: Sites) -> Iterator[tuple[int, Site | None]]:
-    """The equations of blocks, with the call that is the block of each."""
-    names, numbered = Names(loss.program), is_number(how)
+def _block_equations(loss: RematLoss, how: str, sites: CallSites) -> Iterator[tuple[int, CallSite | None]]:
+    """Yield the index of each equation in a block, with the call that makes up the block."""
+    names, numbered = ProgramNames(loss.program), is_number(how)
 
-    def inside(e: Equation, site: Site | None) -> Iterator[tuple[int, Site | None]]:
+    def with_nested(e: Equation, site: CallSite | None) -> Iterator[tuple[int, CallSite | None]]:
         yield e.index, site
-        for door in e.doors:
-            for within in door.scope.equations:
-                yield from inside(within, site)
+        for body in e.bodies:
+            for within in body.sub_jaxpr.equations:
+                yield from with_nested(within, site)
 
-    for scope, blocks in loss.again.ranges.items():
+    for scope, blocks in loss.recomputed.ranges.items():
         for e in (e for block in blocks for e in scope.equations[block.start : block.stop]):
             callers = None if numbered else names.callers(e, remat_expression(how))
-            yield from inside(e, None if callers is None else sites.innermost(callers))
+            yield from with_nested(e, None if callers is None else sites.innermost(callers))
 
 
-def _loop(site: Site | None, imports: Mapping[str, str]) -> Site | None:
+def _loop(site: CallSite | None, imports: Mapping[str, str]) -> CallSite | None:
+    """Return the call if it is a loop of `jax.lax`, else None."""
     return site if site is not None and full_name(site.node, imports) in _LOOPS else None
 
 
-def _of_values(losses: Sequence[Rematted], cells: Cells) -> list[Edit]:
-    """The statements from what makes a value to what uses it last, as functions that are done again."""
-    stretches: dict[Stretch | None, set[Any]] = defaultdict(set)
-    for scope, block in (
-        (s, b) for loss in losses for s, blocks in loss.again.ranges.items() for b in blocks
-    ):
+def _of_values(losses: Sequence[RematLoss], cells: Cells) -> list[Edit]:
+    """Return edits that turn statements into recomputed functions, from the production of a named value to the last
+    use."""
+    stretches: dict[StatementRange | None, set[Any]] = defaultdict(set)
+    for scope, block in ((s, b) for loss in losses for s, blocks in loss.recomputed.ranges.items() for b in blocks):
         equations = scope.equations[block.start : block.stop]
-        stretches[stretch([frames(e) for e in equations], cells)].add(block.policy)
+        stretches[common_range([call_stack(e) for e in equations], cells)].add(block.policy)
     edits = []
     for at, policies in stretches.items():
         (policy,) = policies if len(policies) == 1 else (None,)
-        if at is None or not isinstance(policy, AllBut):
+        if at is None or not isinstance(policy, SaveAllBut):
             return []
         what = f"{sorted(policy.names)}, {sorted(policy.primitives - {'name'})}"
-        edits.append(at.edits(cells.name("segment"), f"{cells.name('recomputing')}({what})"))
+        edits.append(at.edits(cells.program_name("segment"), f"{cells.program_name('recomputing')}({what})"))
     return [e for each in edits for e in each] if all(edits) else []
 
 
-def _at_sites(
-    step: "ShardedStep", cells: Cells, sites: Sites, wanted: Mapping[Site | None, int]
-) -> list[Edit]:
-    """None where one of the calls has no such form."""
+def _at_sites(step: "ShardedStep", cells: Cells, sites: CallSites, wanted: Mapping[CallSite | None, int]) -> list[Edit]:
+    """Return the edits of all calls; none where a call can't be edited."""
     if wanted.get(None) == _LOSS and len(wanted) == 1:
         return checkpoint_edits(cells, None, loops=False)
     if None in wanted:
         return []
     calls = [site for site, what in wanted.items() if site is not None and what == _CALL]
-    with sites.given(calls) as kinds:
+    with sites.record_kinds(calls) as kinds:
         if calls:
             _traced(step)
     edits = []
@@ -184,49 +193,54 @@ def _at_sites(
     return [] if None in edits else [e for e in edits if e is not None]
 
 
-def _call(site: Site, kinds: set[str], cells: Cells) -> Edit | None:
+def _call(site: CallSite, kinds: set[str], cells: Cells) -> Edit | None:
+    """Return the edit that recomputes a call; None where its arguments allow none."""
     checkpoint, nnx = _named("jax", cells), _named("flax.nnx", cells)
     around = {
         ARRAYS: checkpoint and (f"{checkpoint}.checkpoint(", ")"),
-        OTHERS: (f"{cells.name('recomputed')}(", ")"),
-        METHOD: nnx and (f"{cells.name('recomputed_method')}(", f", {nnx}.remat)"),
+        OTHERS: (f"{cells.program_name('recomputed')}(", ")"),
+        METHOD: nnx and (f"{cells.program_name('recomputed_method')}(", f", {nnx}.remat)"),
         OBJECTS: nnx and (f"{nnx}.remat(", ")"),
     }
+    # `recomputed` takes arrays as well.
     kind = OTHERS if kinds == {ARRAYS, OTHERS} else "".join(kinds)
     text = around.get(kind)
-    return Edit(place_of(site.node.func, site.file), *text) if text else None
+    return Edit(span_of(site.node.func, site.file), *text) if text else None
 
 
-def _trips(site: Site, what: int, cells: Cells) -> Edit | None:
-    node, place = site.node, place_of(site.node.func, site.file)
+def _trips(site: CallSite, what: int, cells: Cells) -> Edit | None:
+    """Return the edit that recomputes a loop by iterations or segments; None where the call allows none."""
+    node, place = site.node, span_of(site.node.func, site.file)
     if what != _TRIPS:
-        scan = f"{cells.name('scan_in_segments')}({what})"
-        return Edit(place, scan, gone=True) if place.line == place.end_line else None
+        scan = f"{cells.program_name('scan_in_segments')}({what})"
+        # A replaced span has to be on one line.
+        return Edit(place, scan, replaces=True) if place.line == place.end_line else None
     at, checkpoint = _LOOPS[full_name(node, cells.imports)], _named("jax", cells)
     if len(node.args) <= at or any(isinstance(a, ast.Starred) for a in node.args) or checkpoint is None:
         return None
-    return Edit(place_of(node.args[at], site.file), f"{checkpoint}.checkpoint(", ")")
+    return Edit(span_of(node.args[at], site.file), f"{checkpoint}.checkpoint(", ")")
 
 
 def _named(module: str, cells: Cells) -> str | None:
-    """What the cells call a module; `jax` may be the program's own."""
-    return cells.module(module) or ("jax" if module == "jax" == cells.name("jax") else None)
+    """Return the cells' name for a module; for `jax` also the import of the generated code."""
+    return cells.module(module) or ("jax" if module == "jax" == cells.program_name("jax") else None)
 
 
 def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edit] = ()) -> Program:
-    """The user's step, with edits in its text."""
+    """Trace the user's step, with edits in its text."""
     entry, call = last_call(step)
-    mapped = entry.traced.mapped if isinstance(entry.traced, PerDevice) else None
-    avals = specs(call.leaves) if mapped is None else mapped.parts(specs(call.leaves))
+    mapped = entry.traced.mapping if isinstance(entry.traced, PerDeviceTrace) else None
+    avals = shape_structs(call.leaves) if mapped is None else mapped.local_avals(shape_structs(call.leaves))
     both, given = {}, {}
     if cells is not None:
         both = edited_trees(cells, edits)
-        given = {cells.name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
-    with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), anew():
-        return Program(jax.make_jaxpr(lambda *leaves: call.fun(*leaves)[0])(*avals))
+        given = {cells.program_name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
+    # Without it JAX would use its trace of the same function with other code.
+    with swap_code(both, given), mesh_context(step.mesh), device_trace_context(mapped), trace_afresh():
+        return Program(jax.make_jaxpr(lambda *leaves: call.flat_function(*leaves)[0])(*avals))
 
 
-def _work(program: Program) -> tuple[int, int]:
-    """FLOPs of the products of a step, and of those among them that are done again."""
-    sums: Totals = totals(counted(program, Flow(program)))
+def _flop_counts(program: Program) -> tuple[int, int]:
+    """Return the FLOPs of the matrix products of a step, and the FLOPs of those that are recomputed."""
+    sums: WorkTotals = total_work(count_work(program, Flow(program)))
     return sums.flops, sums.recomputed

@@ -1,4 +1,4 @@
-"""The user's functions with other code while a step is traced: nothing of their cells is run again."""
+"""Other code for the user's functions while a step is traced. No cell runs again."""
 
 import ast
 import builtins
@@ -7,30 +7,36 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..temporary import Joined, Replaced, attribute, code_of
+from ..temporary import ChangeGroup, Replaced, attribute, function_code
 
-Names = dict[
-    str, list[types.CodeType]
-]  # the code of a file's functions by their qualified names, in its order
+Names = dict[str, list[types.CodeType]]  # code objects of a file by qualified name, in the order of the file
 
 
-def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[str, Any]) -> Joined:
-    """Functions whose text is of one of these files run meanwhile what the second of its trees says. Both define the
-    same functions in the same order, the first as they are; the second may name what is `given`: every module knows it
-    meanwhile."""
+def swap_code(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[str, Any]) -> ChangeGroup:
+    """Return a context in which the functions of some files run other code.
+
+    Args:
+        trees: Original and changed syntax tree of each file. Both define the same functions in the same order.
+        given: Further names for the changed code, with values. As builtins, every module sees them meanwhile.
+
+    Raises:
+        ValueError: A name is a builtin of Python.
+    """
     if own := next((name for name in given if hasattr(builtins, name)), None):
         raise ValueError(f"{own} is a name of Python's own")
     names = [Replaced(attribute(builtins, name), value) for name, value in given.items()]
     functions = _functions_of(trees)
+    # A changed `__code__` reaches every reference to a function, and no cell has to run again.
     running = [
-        Replaced(code_of(function), code)
+        Replaced(function_code(function), code)
         for file, (tree, other) in trees.items()
         for function, code in _others(functions[file], _named(tree, file), _named(other, file))
     ]
-    return Joined(*names, *running)
+    return ChangeGroup(*names, *running)
 
 
 def _named(tree: ast.Module, file: str) -> Names:
+    """Return the code objects of a tree by qualified name."""
     codes: Names = {}
 
     def add(code: types.CodeType) -> None:
@@ -44,8 +50,10 @@ def _named(tree: ast.Module, file: str) -> Names:
 
 
 def _functions_of(files: Collection[str]) -> dict[str, list[types.FunctionType]]:
-    """Find the functions of each of these files in one walk over all objects: a second for ten million of them."""
+    """Find the functions of some files in a single walk over all objects of the process. Cost: a second per ten million
+    objects."""
     found: dict[str, list[types.FunctionType]] = {file: [] for file in files}
+    # A function may be referenced from anywhere: no namespace has all of them.
     for f in gc.get_objects() if found else ():
         if type(f) is types.FunctionType and f.__code__.co_filename in found:
             found[f.__code__.co_filename].append(f)
@@ -55,7 +63,10 @@ def _functions_of(files: Collection[str]) -> dict[str, list[types.FunctionType]]
 def _others(
     functions: Iterable[types.FunctionType], was: Names, now: Names
 ) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
-    """Each of a file's functions, with what it is to run."""
+    """Yield each function with its other code.
+
+    Functions are left out where name and first line are ambiguous.
+    """
     for function in functions:
         code = function.__code__
         same = was.get(code.co_qualname, [])
@@ -63,5 +74,6 @@ def _others(
         others = now.get(code.co_qualname, [])
         if len(places) == 1 and len(others) == len(same):
             other = others[places[0]]
+            # Python refuses a code object with another number of free variables.
             if other.co_freevars == code.co_freevars:
                 yield function, other

@@ -1,4 +1,8 @@
-"""Functions that call a written program's step: it takes their text as it stands here. They need nothing of ours."""
+"""Functions of a generated program that call the step.
+
+The program contains the source text of the functions, docstrings and comments included. Nothing of this package is
+used. Lines have at most 100 columns.
+"""
 
 import functools
 import inspect
@@ -14,21 +18,27 @@ from jax.sharding import PartitionSpec as P
 if TYPE_CHECKING:
     from flax import nnx
 
-mesh: Any = None  # a program's own, as what follows is
+# Placeholders: a generated program defines the following names itself.
+mesh: Any = None
 ARGUMENTS: dict[str, P] = {}
 RESULTS: dict[str, P] = {}
-DONATED: tuple[str, ...] = ()  # arguments whose memory the results take
-NUMBERS: tuple[type, ...] = ()  # that are arrays to the step
-STATIC: tuple[str, ...] = ()  # its arguments that never are
-HOST_ROWS: tuple[str, ...] = ()  # arguments of which each host has rows of its own
+DONATED: tuple[str, ...] = ()  # arguments whose memory the results reuse
+NUMBERS: tuple[type, ...] = ()  # number types that the step takes as arrays
+STATIC: tuple[str, ...] = ()  # arguments that are never arrays
+HOST_ROWS: tuple[str, ...] = ()  # arguments with separate rows on each host
 
 
 def where(tree, table):
-    """Where each array of a tree lies: by the first pattern that its path matches, else a copy on every device."""
+    """Return the sharding of each array of a pytree: the first match of the path, else replicated.
+
+    Args:
+        tree: A pytree of arrays.
+        table: Specs by pattern.
+    """
 
     def one(path, _):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        names = name, name.removesuffix(".value")  # an NNX Variable's
+        names = name, name.removesuffix(".value")  # paths of NNX variables end in `.value`
         found = (spec for n in names for pattern, spec in table.items() if fnmatchcase(n, pattern))
         return NamedSharding(mesh, next(found, P()))
 
@@ -36,19 +46,20 @@ def where(tree, table):
 
 
 def on_mesh(tree):
-    """The arrays of a tree where ARGUMENTS says: every host gives its devices their parts of what it holds.
+    """Put the arrays of a pytree on the mesh as ARGUMENTS says, on several hosts.
 
-    What HOST_ROWS names are a host's own rows, the others are the same on all hosts.
+    Every host fills its own devices. Arguments in HOST_ROWS are the host's own rows; all others are
+    equal on all hosts.
     """
 
     def one(path, x, place):
         name, kind = jax.tree_util.keystr(path, simple=True, separator="."), jax.typeof(x)
+        # NumPy would drop the weak type of a Python number, and can't read arrays of other hosts.
         if kind.weak_type or (isinstance(x, jax.Array) and not x.is_fully_addressable):
             return jax.device_put(x, place)
         if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(
-                one(path, jax.random.key_data(x), place), impl=jax.random.key_impl(x)
-            )
+            # NumPy has no dtype for keys, so the numbers of a key are put on the mesh.
+            return jax.random.wrap_key_data(one(path, jax.random.key_data(x), place), impl=jax.random.key_impl(x))
         values = np.asarray(x, kind.dtype)
         if name in HOST_ROWS:
             return jax.make_array_from_process_local_data(place, values)
@@ -58,27 +69,29 @@ def on_mesh(tree):
 
 
 def arguments(signature, args, kwargs):
-    """The arguments of a call by their names."""
+    """Return the arguments of a call by name."""
     return dict(signature.bind(*args, **kwargs).arguments)
 
 
 def called(step, signature, given):
-    """What a step gives for arguments by their names."""
+    """Call a step with arguments by name."""
     bound = inspect.BoundArguments(signature, given)
     return step(*bound.args, **bound.kwargs)
 
 
 def donating(whole, **how):
-    """`whole` compiled so that its results take the memory of what it is given of the arguments in DONATED.
+    """Compile `whole`; the results reuse the memory of the arguments in DONATED.
 
-    Only what it has given back itself is taken over; other arrays are copied first, and stay.
+    Only arrays returned by an earlier call are donated. Others are copied first, and stay valid.
     """
+    # Arrays by id. The references keep Python from using an id again.
     own = {}
 
     def program(taken, kept, form):
         leaves = taken | kept
         return whole(*form.unflatten([leaves[i] for i in range(len(leaves))]))
 
+    # JAX donates whole arguments, so donated arrays are an argument of their own.
     compiled = jax.jit(program, static_argnums=2, donate_argnums=0, **how)
 
     def run(*given):
@@ -86,6 +99,7 @@ def donating(whole, **how):
         roots = [jax.tree_util.keystr(p[1:], simple=True, separator=".").partition(".")[0] for p, _ in named]
         kept = {i: x for i, (_, x) in enumerate(named)}
         taken = {i: kept.pop(i) for i, root in enumerate(roots) if root in DONATED}
+        # Donated arrays are deleted: any others, which the caller may still read, are copied.
         taken = {i: x if id(x) in own else jnp.copy(x) for i, x in taken.items()}
         results = compiled(taken, kept, form)
         own.clear()
@@ -96,7 +110,7 @@ def donating(whole, **how):
 
 
 def sharded(step):
-    """`step` compiled for the mesh: its arguments and results lie where ARGUMENTS and RESULTS say."""
+    """Compile `step` with arguments and results sharded as ARGUMENTS and RESULTS say."""
     signature, programs = inspect.signature(step), {}
 
     def program(given):
@@ -108,6 +122,7 @@ def sharded(step):
         given = jax.device_put(given, where(given, ARGUMENTS))
         form = jax.tree.structure(given)
         if form not in programs:
+            # `out_shardings` takes the structure of the results before the first call.
             results = jax.eval_shape(program, given)
             programs[form] = jax.jit(program, out_shardings=where(results, RESULTS))
         return programs[form](given)
@@ -116,7 +131,7 @@ def sharded(step):
 
 
 def sharded_objects(step):
-    """`step` compiled for the mesh: its arguments and results lie where ARGUMENTS and RESULTS say.
+    """Compile `step` with arguments and results sharded as ARGUMENTS and RESULTS say.
 
     NNX objects among the arguments are changed in place.
     """
@@ -127,6 +142,7 @@ def sharded_objects(step):
         given = arguments(signature, args, kwargs)
         graph, *state = nnx.split(given, nnx.Variable, ...)
 
+        # `jax.jit` can't change objects: their variables go in and come out as arrays.
         def program(variables, arrays):
             given = nnx.merge(graph, variables, arrays)
             results = called(step, signature, given)
@@ -145,14 +161,12 @@ def sharded_objects(step):
 
 
 def sharded_arrays(step):
-    """`step` compiled for the mesh: its arguments and results lie where ARGUMENTS and RESULTS say.
+    """Compile `step` with arguments and results sharded as ARGUMENTS and RESULTS say.
 
-    What is no array among them stays what it is; with other such arguments the step is compiled anew.
+    Arguments other than arrays are static: the step is compiled again for other values.
     """
-    signature, programs = (
-        inspect.signature(step),
-        [],
-    )  # what is no array; the program; what is none in its results
+    # Entries of `programs`: (static values, program, static results).
+    signature, programs = (inspect.signature(step), [])
 
     @functools.wraps(step)
     def run(*args, **kwargs):
@@ -163,6 +177,7 @@ def sharded_arrays(step):
 
             def program(arrays):
                 results, other = apart(called(step, signature, together(rest, arrays)))
+                # `jax.jit` returns arrays alone; anything else is stored while JAX traces.
                 others[:] = [other]
                 return results
 
@@ -175,18 +190,17 @@ def sharded_arrays(step):
 
 
 def sharded_parts(step):
-    """`step`, written for one device, run by all of the mesh, on parts that ARGUMENTS and RESULTS cut."""
+    """Run `step`, written for one device, on all devices, by parts of ARGUMENTS and RESULTS."""
     signature = inspect.signature(step)
 
     @jax.jit
     def program(given):
         def spread(results):
             ins = jax.tree.map(lambda s: s.spec, where(given, ARGUMENTS))
-            one = functools.partial(
-                jax.shard_map, mesh=mesh, in_specs=(ins,), out_specs=results, check_vma=False
-            )
+            one = functools.partial(jax.shard_map, mesh=mesh, in_specs=(ins,), out_specs=results, check_vma=False)
             return one(lambda given: called(step, signature, given))
 
+        # `out_specs` takes the structure of the results, which a first trace finds.
         results = where(jax.eval_shape(spread(P()), given), RESULTS)
         return spread(jax.tree.map(lambda s: s.spec, results))(given)
 
@@ -199,9 +213,10 @@ def sharded_parts(step):
 
 
 def sharded_places(step):
-    """`step`, written for one device, run by all of the mesh.
+    """Run `step`, written for one device, on all devices of the mesh.
 
-    Each has its place along the dimension that ARGUMENTS and RESULTS cut, which the step does not see.
+    ARGUMENTS and RESULTS divide a dimension with a row per device. The step does not see this
+    dimension.
     """
     signature = inspect.signature(step)
 
@@ -225,6 +240,7 @@ def sharded_places(step):
         def whole(results):
             return jax.tree.map(lambda _: NamedSharding(mesh, P()), results)
 
+        # `out_specs` takes the structure of the results, which a first trace finds.
         results = where(jax.eval_shape(spread(whole, P()), given), RESULTS)
         return spread(lambda _: results, jax.tree.map(lambda s: s.spec, results))(given)
 
@@ -237,7 +253,7 @@ def sharded_places(step):
 
 
 def apart(tree):
-    """The arrays of a tree by their paths, and all else."""
+    """Return the arrays of a pytree by path, and everything else in a form that can be compared."""
     leaves, form = jax.tree_util.tree_flatten_with_path(tree)
     named = [(jax.tree_util.keystr(path, simple=True, separator="."), x) for path, x in leaves]
     arrays = {name: x for name, x in named if type(x) in NUMBERS or isinstance(x, (jax.Array, np.ndarray))}
@@ -246,6 +262,6 @@ def apart(tree):
 
 
 def together(rest, arrays):
-    """What `apart` was given."""
+    """Return the pytree that `apart` has split."""
     form, named = rest
     return form.unflatten([arrays.get(name, x) for name, x in named])

@@ -1,1 +1,1 @@
-"""Options, strategies and meshes: everything that is asked of a step, checked once and handed on as a `Request`."""
+"""Options, strategies and meshes, checked once and combined in a `Request`."""

@@ -13,10 +13,10 @@ from keyword import iskeyword
 from typing import Any, Self
 from unicodedata import normalize
 
-from ..errors import ShardError, none_of, one_of, quoted, whole_number
+from ..errors import ShardError, list_names, parse_count, quoted, unknown_name
 
-MOST = 1_000_000  # of whatever is counted
-# Names that IPython keeps in the notebook, and those of Python's modules.
+MOST = 1_000_000  # largest count that an option takes
+# Names that IPython sets in a notebook, and Python's own, such as `__name__`.
 _SHELL_NAMES = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
 
 
@@ -66,7 +66,7 @@ class Flag:
 
     @property
     def is_count(self) -> bool:
-        """Whether its values are whole numbers."""
+        """True if values are whole numbers."""
         return self.read is count
 
     def check(self, value: Any) -> None:
@@ -75,10 +75,10 @@ class Flag:
             check_count(self.name, value)
         elif self.choices and not self.open and value not in self.choices:
             problem = f"{self.name} does not take {value!r}"
-            raise ShardError(none_of(problem, str(value), self.choices, f"it takes {one_of(self.choices)}"))
+            raise ShardError(unknown_name(problem, str(value), self.choices, f"it takes {list_names(self.choices)}"))
 
     def typed(self, value: Any) -> str:
-        """Return the option with a value as it stands on a command line, in quotes where it needs them."""
+        """Return the option with a value as it is written on a command line, in quotes where it needs them."""
         return self.name if value is True else f"{self.name} {quoted_value(value)}"
 
 
@@ -92,7 +92,7 @@ def as_text(_: Flag, text: str) -> str:
 
 def count(flag: Flag, text: str) -> int:
     """Return a whole number from 1 to a million."""
-    value = whole_number(text)
+    value = parse_count(text)
     if value is None:
         most = " and a million at most" if text.isdecimal() and len(text) > 1 else ""
         raise ShardError(f"{flag.name} takes a whole number from 1 on{most}, not {quoted(text)}")
@@ -113,9 +113,7 @@ def variable(flag: Flag, text: str) -> str:
     if not name.isidentifier() or iskeyword(name):
         raise ShardError(f"{flag.name} takes the name of a variable, not {quoted(text)}")
     if hasattr(builtins, name) or _SHELL_NAMES.fullmatch(name):
-        raise ShardError(
-            f"{flag.name} {name}: Python or IPython needs that name; take another: {flag.name} found"
-        )
+        raise ShardError(f"{flag.name} {name}: Python or IPython needs that name; take another: {flag.name} found")
     return name
 
 
@@ -156,7 +154,7 @@ def quoted_value(value: Any) -> str:
     return f"'{text}'" if '"' in text else f'"{text}"'
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
+# Dataclass fields with flags ------------------------------------------------------------------------------------------
 
 
 def option(
@@ -186,7 +184,7 @@ def flags_of(options: type) -> tuple[Flag, ...]:
 
 
 def _flags(each: Any) -> Iterable[Flag]:
-    yield from each.metadata.get("flags", ())  # rows of another class
+    yield from each.metadata.get("flags", ())  # a field with the options of another class
     if "flag" not in each.metadata:
         return
     name, metavar, help, read, row = each.metadata["flag"]

@@ -1,4 +1,4 @@
-"""A request as a line changes it: `--microbatches 8`, `%%shard fsdp --attention heads`, `%mesh v5e:8x8 data=64`."""
+"""Change a request by a line: `--microbatches 8`, `%%shard fsdp --attention heads`, `%mesh v5e:8x8 data=64`."""
 
 import shlex
 from collections.abc import Callable
@@ -17,19 +17,21 @@ _LINES = ("%%shard ", "%mesh ", "--")
 
 
 def is_line(text: str) -> bool:
-    """Return whether a text is typed as a line of the magics, or as options behind one; else it is code."""
+    """Return whether a text is a line of the magics, or options for one; else the text is code."""
     return text.startswith(_LINES) and "\n" not in text
 
 
-def changed_by(line: str, request: Request, mesh_of: Callable[[str], Mesh] | None = None) -> Request:
-    """Return `request` with what a line says otherwise.
+def apply_line(line: str, request: Request, mesh_of: Callable[[str], Mesh] | None = None) -> Request:
+    """Return `request` with the changes of a line.
 
     Args:
-        line: options, a `%%shard` line with options, or a `%mesh` line.
-        request: what is asked so far.
-        mesh_of: makes a mesh of its text; by default one of the same devices, fewer where it takes fewer.
+        line: Options, a `%%shard` line with options, or a `%mesh` line.
+        request: Request so far.
+        mesh_of: Makes a mesh from mesh text; by default of the same devices, or of the first of them if fewer are
+            needed.
 
-    Raises `ShardError` where that can't be asked of the strategy or the mesh.
+    Raises:
+        ShardError: The strategy or the mesh doesn't allow the change.
     """
     make_mesh = mesh_of or (lambda text: _on_same_devices(request.mesh, text))
     if line.startswith("%mesh "):
@@ -53,6 +55,7 @@ def changed_by(line: str, request: Request, mesh_of: Callable[[str], Mesh] | Non
 
 
 def _on_same_devices(mesh: Mesh, text: str) -> Mesh:
+    """Return a mesh of the first devices of `mesh`, with the axes of a text."""
     axes = MeshSpec.parse(text).resolve(mesh.size)
     names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
     if prod(sizes) > mesh.size:

@@ -11,21 +11,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from .. import simulate, targets
-from ..compiler_log import captured
+from ..compiler_log import capture_messages
 from ..errors import ShardError
 from ..hosts.spec import HostsSpec
 from ..simulate import Machine
 from ..targets import Target, slices
-from ..temporary import within
-from .mesh_text import (
-    Axes,
-    axes_text,
-    check_axes,
-    device_part,
-    listed_axes,
-    product,
-    written_axes,
-)
+from ..temporary import run_in_context
+from .mesh_text import Axes, axes_text, check_axes, device_part, listed_axes, product, written_axes
 from .strategies import AXIS_JOBS, job_of
 
 DEFAULT_SIMULATED = 8
@@ -33,10 +25,17 @@ DEFAULT_SIMULATED = 8
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
+    """Mesh as requested.
 
-    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached)
-    with its `target`, or "hosts" with which; `platform` and `count` say which and how many devices, where the text did.
+    Attributes:
+        axes: Names and sizes in order; one size may be -1, for all devices left.
+        source: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached),
+            or "hosts".
+        platform: Platform named in the text; None without one.
+        count: Number of devices named in the text; None without one.
+        target: Hardware of a "topology"; None for others.
+        hosts: Hosts of a mesh over hosts; None for others.
+        text: Text as written, with single spaces.
     """
 
     axes: Axes
@@ -54,7 +53,10 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
-        """Read mesh text. Raises `ShardError` for text that is no mesh, and for sizes that don't multiply up.
+        """Parse mesh text.
+
+        Raises:
+            ShardError: The text is no mesh, or the sizes don't multiply to the number of devices.
 
         >>> MeshSpec.parse("cpu:8 data=-1 model=2").axes
         (('data', -1), ('model', 2))
@@ -74,19 +76,27 @@ class MeshSpec:
 
     @property
     def made_of(self) -> str:
-        """The devices as they are written: cpu:8, v5e:4x4, hosts:2."""
+        """Devices as text: cpu:8, v5e:4x4, hosts:2."""
         if self.hosts is not None:
             return str(self.hosts)
         return self.target.name if self.target else f"{self.platform}:{self.count}"
 
     @property
     def size(self) -> int | None:
-        """The number of devices; None where an axis takes what is left."""
+        """Number of devices; None if an axis takes all that are left."""
         sizes = [n for _, n in self.axes]
         return None if -1 in sizes else math.prod(sizes)
 
     def resolve(self, devices: int, *, exactly: bool = False) -> Axes:
-        """The axes with -1 made a number, for so many devices. Raises `ShardError` where that cannot be."""
+        """Return the axes with a number in place of -1.
+
+        Args:
+            devices: Number of devices.
+            exactly: Whether the axes must take all devices.
+
+        Raises:
+            ShardError: The axes don't fit the number of devices.
+        """
         size = self.size
         if size is not None:
             if exactly and size != devices:
@@ -104,7 +114,7 @@ class MeshSpec:
         return tuple((a, devices // fixed if n == -1 else n) for a, n in self.axes)
 
     def _instead(self, devices: int) -> str:
-        """What would work: simulated devices are as many as one likes, others are what there is."""
+        """Return a suggestion for axes that fit: simulated devices can be any number, others are limited."""
         fixed = math.prod(n for _, n in self.axes if n != -1)
         if self.source == "simulated":
             count = self.size or math.ceil(devices / fixed) * fixed
@@ -119,18 +129,31 @@ class MeshSpec:
 
 @dataclass(frozen=True)
 class BuiltMesh:
-    """A mesh of devices; `source` is "attached", "simulated" or "topology", `notes` are lines for the user."""
+    """Mesh of devices.
+
+    Attributes:
+        mesh: Mesh with Auto axes.
+        source: "attached", "simulated" or "topology".
+        notes: Lines for the user.
+    """
 
     mesh: Mesh
     source: str
     notes: tuple[str, ...] = ()
 
 
-@within(captured)  # backends start here, and libtpu complains where no TPU is
+@run_in_context(capture_messages)  # backends may start here, and libtpu logs errors on a machine without a TPU
 def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
-    """Make the mesh, of the devices of this machine; on CPU, where these are too few, of simulated ones.
+    """Build the mesh from the devices of this machine, or from simulated CPU devices if there are too few.
 
-    More CPU devices mean a new backend, to which the arrays in `namespaces` move. Raises `ShardError` for too few.
+    More CPU devices need a new backend; then the arrays in `namespaces` are moved.
+
+    Args:
+        spec: Mesh as requested.
+        namespaces: Dicts whose arrays are moved.
+
+    Raises:
+        ShardError: Too few devices, or a mesh over hosts.
     """
     if spec.target is not None:
         return _not_attached(spec, spec.target)
@@ -141,8 +164,10 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
         )
     simulated = spec.source == "simulated"
     if not simulated and simulate.machine().platform is None:
+        # The number of CPU devices is fixed once the backend has started.
         if 1 < (spec.size or 1) <= simulate.MAX_DEVICES:
-            simulate.expect(spec.size or 1)
+            simulate.set_default_count(spec.size or 1)
+        # Starts the backend; before, the machine's platform is unknown.
         jax.devices()
     machine = simulate.machine()
     axes = spec.resolve(device_count(spec, machine))
@@ -154,19 +179,22 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
         case "cpu":
             return _built(axes, evenly(simulate.cpu_devices(), axes))
         case "start":
-            simulate.start(max(count, simulate.setting("jax_num_cpu_devices")))
+            simulate.start(max(count, simulate.config_value("jax_num_cpu_devices")))
             return _built(axes, simulate.cpu_devices()[:count])
         case "restart":
-            mesh, notes = simulate.restart(
-                count, namespaces, lambda: _built(axes, simulate.cpu_devices()[:count]).mesh
-            )
+            mesh, notes = simulate.restart(count, namespaces, lambda: _built(axes, simulate.cpu_devices()[:count]).mesh)
             return BuiltMesh(mesh, "simulated", (_simulating(count), *notes))
 
 
 def evenly(devices: Sequence[Any], axes: Axes) -> list[Any]:
-    """The first of `devices` for these axes; of several hosts as many of each, in the order of the hosts.
+    """Return the first devices for a mesh; with several hosts, an equal number from each, in the order of the hosts.
 
-    Raises `ShardError` where hosts can't give as many each.
+    Args:
+        devices: Devices of all hosts.
+        axes: Axes of the mesh.
+
+    Raises:
+        ShardError: Hosts can't give an equal number.
     """
     count, of_host = math.prod(n for _, n in axes), by_host(devices)
     each = count // len(of_host)
@@ -181,7 +209,7 @@ def evenly(devices: Sequence[Any], axes: Axes) -> list[Any]:
 
 
 def by_host(devices: Sequence[Any]) -> dict[int, list[Any]]:
-    """Devices by the process that they belong to, in its order."""
+    """Return devices by process index, in ascending order."""
     found: dict[int, list[Any]] = {}
     for device in sorted(devices, key=lambda device: device.process_index):
         found.setdefault(device.process_index, []).append(device)
@@ -189,7 +217,7 @@ def by_host(devices: Sequence[Any]) -> dict[int, list[Any]]:
 
 
 def device_count(spec: MeshSpec, machine: Machine) -> int:
-    """How many devices `spec` is made of. An axis of size -1 takes all there are; a lone CPU acts as 8."""
+    """Return the number of devices of a mesh: an axis of size -1 takes all there are; a lone CPU counts as 8."""
     if known := spec.size or spec.count:
         return known
     if (machine.platform, machine.devices) != ("cpu", 1):
@@ -199,10 +227,20 @@ def device_count(spec: MeshSpec, machine: Machine) -> int:
 
 
 def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "start", "restart"]:
-    """Which devices a mesh of known size gets: the attached, the CPU's beside them, or more CPU devices.
+    """Return the source of devices for a mesh of known size.
 
-    "start": no backend runs yet, so the CPU can be given any number. "restart": the CPU is all there is, and
-    has too few. Raises `ShardError` where neither can be.
+    Args:
+        spec: Mesh with all sizes known.
+        machine: Present backends.
+
+    Returns:
+        "attached": The default backend's devices.
+        "cpu": CPU devices beside them.
+        "start": New CPU devices; no CPU backend runs yet, so any number is possible.
+        "restart": More CPU devices by a restart of the backend, on a machine with a CPU only.
+
+    Raises:
+        ShardError: No source has enough devices.
     """
     count = spec.size or 0
     simulated = spec.source == "simulated"
@@ -217,7 +255,7 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
     if machine.cpu is None:
         return "start"
     if simulated and (machine.cpu == 0 or machine.cpu >= count):
-        return "cpu"  # without a CPU backend, `simulate.cpu_devices` says why there is none
+        return "cpu"  # without a CPU backend, `simulate.cpu_devices` raises an error with the reason
     remedy = f"%mesh cpu:{count} {axes_text(spec.axes)}"
     if on_cpu and machine.platform == "cpu":
         if machine.processes == 1:
@@ -241,42 +279,49 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
 
 
 def axes_for(mesh: Mesh, job: str) -> tuple[str, ...]:
-    """The axes of `mesh` whose names say that they are for `job`, in the mesh's order."""
+    """Return the axes of `mesh` whose names belong to `job`, in the mesh's order."""
     return tuple(str(a) for a in mesh.axis_names if job_of(str(a)) == job)
 
 
 def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int | None = None) -> MeshSpec:
-    """The mesh that strategies with these jobs get when the user names none, of all devices.
+    """Return the default mesh of all devices for strategies with these jobs.
 
-    One job takes them all. Of several, a pipeline takes `stages`, or 4 where that divides the devices; of what is left
-    tensor and every other job takes 2, fsdp (or data) the rest. A lone CPU is simulated as 8 devices or as `stages`.
+    A single job takes all devices. Of several, a pipeline takes `stages`, or 4 if the devices divide by 4. Of the rest,
+    tensor and every other job takes 2, and fsdp (or data) all that is left. A lone CPU is simulated as 8 devices or as
+    `stages`.
+
+    Args:
+        jobs: Jobs of mesh axes, in the order of the strategy.
+        devices: Number of devices.
+        platform: Platform of the devices.
+        stages: Number of pipeline stages; None if open.
 
     >>> str(default_spec(["pipeline", "fsdp", "tensor"], 16, "gpu"))
     'pipe=4 data=2 model=2'
     """
     left = max(DEFAULT_SIMULATED, stages or 1) if (platform, devices) == ("cpu", 1) else devices
-    if "pipeline" in jobs:  # outermost, for its messages are the fewest
+    if "pipeline" in jobs:  # first axis, over the slowest links: stages send the fewest messages
         stages = stages or next((n for n in (4, 3, 2) if left % n == 0), min(4, left))
         inner = default_spec([j for j in jobs if j != "pipeline"], max(1, left // stages), "").axes
         axes = (("pipe", stages), *(a for a in inner if len(jobs) > 1 or a[1] > 1))
         return MeshSpec(axes, text=axes_text(axes))
-    wanted = [job for job in AXIS_JOBS if job in jobs] or ["data"]
-    rest = next((j for j in ("fsdp", "data") if j in wanted), wanted[0])
+    mesh_jobs = [job for job in AXIS_JOBS if job in jobs] or ["data"]
+    rest = next((j for j in ("fsdp", "data") if j in mesh_jobs), mesh_jobs[0])
     sizes: dict[str, int] = {}
-    for job in reversed(wanted):
+    for job in reversed(mesh_jobs):
         if job != rest:
             sizes[job] = 2 if left % 2 == 0 and (job != "data" or left > 2) else 1
             left //= sizes[job]
     sizes[rest] = left
-    names = {job: AXIS_JOBS[job].axis_names[0] for job in wanted}
-    if "data" not in wanted:
+    names = {job: AXIS_JOBS[job].axis_names[0] for job in mesh_jobs}
+    if "data" not in mesh_jobs:
         names["fsdp"] = "data"
-    axes = tuple((names[j], sizes[j]) for j in wanted)
+    axes = tuple((names[j], sizes[j]) for j in mesh_jobs)
     return MeshSpec(axes, text=axes_text(axes))
 
 
 def default_text(mesh: Mesh, jobs: Sequence[str], stages: int | None = None) -> str:
-    """The text of a mesh of the same devices as `mesh` with axes for these jobs."""
+    """Return mesh text for the devices of `mesh` with axes for these jobs."""
     spec, target = default_spec(jobs, mesh.size, "", stages), targets.target_of(mesh)
     return str(spec) if target is None else f"{target.name} {spec}"
 
@@ -292,19 +337,22 @@ def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
 
 
 def arranged(axes: Axes, devices: Sequence[Any]) -> tuple[Mesh, list[str]]:
-    """The mesh, its devices in the order that their links make best where JAX knows it, and what to say of that."""
+    """Return the mesh and notes for the user.
+
+    Devices are ordered for fast links if JAX knows an order.
+    """
     names = tuple(name for name, _ in axes)
     ordered, note = _in_order(tuple(size for _, size in axes), tuple(devices))
     return Mesh(ordered, names, axis_types=(AxisType.Auto,) * len(axes)), [note] if note else []
 
 
+# Cached: 16 ms for 1,024 devices, and a search needs the same sizes for each strategy.
 @functools.lru_cache(256)
 def _in_order(sizes: tuple[int, ...], devices: tuple[Any, ...]) -> tuple[np.ndarray, str]:
-    """The devices as JAX arranges them for axes of these sizes, whatever their names, and what to say of it. Of 1,024
-    devices it takes 16 ms, and a search asks for the same sizes with each strategy."""
+    """Return the devices in JAX's order for axes of these sizes, and a note; names of axes don't matter."""
     try:
         return jax.make_mesh(sizes, [*map(str, range(len(sizes)))], devices=devices).devices, ""
-    except (NotImplementedError, ValueError) as error:  # a torus it does not fit, or slices
+    except (NotImplementedError, ValueError) as error:  # sizes that do not fit the torus, or several slices
         said = str(error).partition(".")[0]
         return np.array(devices).reshape(sizes), f"devices in plain order, JAX knows no better one: {said}"
 
@@ -316,7 +364,7 @@ def _simulating(count: int) -> str:
 def _not_attached(spec: MeshSpec, target: Target) -> BuiltMesh:
     axes = spec.resolve(target.count)
     mesh, notes = arranged(axes, targets.devices(target))
-    doubtful = slices.note(target.chip, target.extent)
+    doubtful = slices.size_note(target.chip, target.extent)
     return BuiltMesh(mesh, "topology", tuple(note for note in (doubtful, *notes) if note))
 
 

@@ -9,15 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ShardError, one_of, regular
+from ..errors import ShardError, compile_pattern, list_names
 from ..schedule import NAMES, Costs, Schedule, make
-from ..schedule.names import Sizes
+from ..schedule.registry import ScheduleArgs
 from .flags import MOST, Flag, count, flags_of, option
 
 REDUCE = ("each", "once", "once-gathered")
 REMAT_WORDS = ("full", "dots", "nothing", "offload")
 REMAT = f"allowed are a number of segments, {', '.join(REMAT_WORDS)}, or a regular expression"
-DATA = ("whole", "per-host")  # of a batch, from each of several hosts
+DATA = ("whole", "per-host")  # what each of several hosts passes: the whole batch, or its own rows
 PRECISION = ("bf16", "fp16", "f32")
 _NARROW = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -37,7 +37,7 @@ class StepOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name."""
+        """Options different from their defaults, by name."""
         values = {name: getattr(self, name) for name in self.names()}
         return {name: value for name, value in values.items() if value != getattr(type(self), name)}
 
@@ -120,17 +120,18 @@ class GradientOptions(StepOptions):
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether an option rewrites the gradient calls."""
+        """True if an option rewrites the gradient calls."""
         return self.microbatches > 1 or self.remat is not None or self.precision is not None
 
     @property
     def rewrites(self) -> bool:
-        """Whether an option changes the step's program."""
+        """True if an option changes the step's program."""
         return self.changes_gradients or self.pad
 
     @property
     def narrow(self) -> Any:
-        """The dtype shorter than float32 in which products run or devices add up; None without one."""
+        """Dtype shorter than float32 for products or for sums over devices; None without one."""
+        # Imported here: options must load without jax, see `flags`.
         from jax import numpy as jnp
 
         name = _NARROW.get(self.precision or "") or _NARROW.get(self.reduce_dtype or "")
@@ -138,7 +139,7 @@ class GradientOptions(StepOptions):
 
     @property
     def sum_dtype(self) -> Any:
-        """The dtype in which devices add up gradients; None for that in which each is computed."""
+        """Dtype in which devices sum gradients; None for the dtype of each gradient."""
         from jax import numpy as jnp
 
         name = self.reduce_dtype or (self.precision and "f32")
@@ -194,17 +195,14 @@ class PipelineOptions(StepOptions):
         varies=True,
     )
     cut: str | None = option(
-        "--cut",
-        "REGEX",
-        "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut",
-        strategy="pp",
+        "--cut", "REGEX", "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut", strategy="pp"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fixed = NAMES[self.schedule].chunks
         if self.chunks is not None and fixed is not None and self.chunks != fixed:
-            several = one_of(name for name, named in NAMES.items() if named.chunks is None)
+            several = list_names(name for name, named in NAMES.items() if named.chunks is None)
             raise ShardError(
                 f"--chunks {self.chunks}: the schedule {self.schedule} has {fixed} on each rank; leave --chunks out, "
                 f"or use --schedule with one that takes any number: {several}"
@@ -235,7 +233,7 @@ class PipelineOptions(StepOptions):
     def refused(self, stages: int, microbatches: int) -> str | None:
         """Return why the schedule has no form for these numbers; None where it has one."""
         named = NAMES[self.schedule]
-        return named.refuses(Sizes(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
+        return named.size_error(ScheduleArgs(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ class PositionOptions(StepOptions):
 STEP_FLAGS: tuple[Flag, ...] = tuple(
     flag for options in (GradientOptions, PipelineOptions, PositionOptions) for flag in flags_of(options)
 )
-FLAGS: dict[str, Flag] = {flag.parameter: flag for flag in STEP_FLAGS}  # by the name that `shard()` has
+FLAGS: dict[str, Flag] = {flag.parameter: flag for flag in STEP_FLAGS}  # by parameter of `shard()`
 
 
 def of_strategy(name: str) -> tuple[str, ...]:
@@ -273,15 +271,13 @@ def is_number(text: str) -> bool:
     if digits is None:
         return False
     if len(digits[1]) > len(str(MOST)):
-        raise ShardError(
-            f"--remat takes {MOST:,} segments at most, not a number of {len(digits[1]):,} digits"
-        )
+        raise ShardError(f"--remat takes {MOST:,} segments at most, not a number of {len(digits[1]):,} digits")
     return True
 
 
 def remat_expression(text: str) -> "re.Pattern[str]":
     """Return the regular expression that `--remat` names, policies included. Raises `ShardError` for other text."""
-    expression = regular(text.strip()) if text.strip() else "it is empty"
+    expression = compile_pattern(text.strip()) if text.strip() else "it is empty"
     if isinstance(expression, str):
         raise ShardError(f"--remat {text}: no regular expression ({expression}); {REMAT}")
     return expression
@@ -290,6 +286,6 @@ def remat_expression(text: str) -> "re.Pattern[str]":
 def _check_expression(name: str, pattern: Any) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise ShardError(f"{name} takes a regular expression, such as 'block_[48]$', not {pattern!r}")
-    expression = regular(pattern)
+    expression = compile_pattern(pattern)
     if isinstance(expression, str):
         raise ShardError(f"{name} {pattern!r} is no regular expression: {expression}")

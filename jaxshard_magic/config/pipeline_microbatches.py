@@ -1,4 +1,4 @@
-"""Options of a pipeline held against the strategy and the other options, and its number of microbatches."""
+"""Check pipeline options against the strategy, and choose the number of microbatches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,25 +6,22 @@ from typing import Any
 from ..errors import ShardError
 from .options import FLAGS, GradientOptions, PipelineOptions
 
-MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
+MICROBATCHES_A_STAGE = 4  # with more, the bubble shrinks only a little
 
 
 def pipeline_options(
-    names: Sequence[str],
-    given: Mapping[str, Any],
-    gradients: GradientOptions,
-    microbatches: int | None = None,
+    names: Sequence[str], given: Mapping[str, Any], gradients: GradientOptions, microbatches: int | None = None
 ) -> PipelineOptions | None:
-    """The pipeline that a line asks for, None where its strategy has none.
+    """Return the pipeline of a request; None if the strategy has none.
 
     Args:
-        names: the parts of the strategy, `("pp", "fsdp")`.
-        given: the fields of `PipelineOptions` by name, None where the line does not say.
-        gradients: the options of the gradients beside it.
-        microbatches: as the line has them; None where it does not say.
+        names: Parts of the strategy, `("pp", "fsdp")`.
+        given: Fields of `PipelineOptions` by name; None if not given.
+        gradients: Gradient options of the request.
+        microbatches: Number of microbatches; None if not given.
 
-    Raises `ShardError` for options of a pipeline without one, and for those of `gradients` that a pipeline has no use
-    for.
+    Raises:
+        ShardError: Pipeline options without a pipeline, or gradient options that a pipeline can't use.
     """
     options = {name: value for name, value in given.items() if value is not None}
     if "pp" in names:
@@ -40,6 +37,7 @@ def pipeline_options(
         return PipelineOptions(**options)
     if options:
         name, value = next(iter(options.items()))
+        # The excluded strategies can't be combined with pp.
         strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd", "ep"))))
         raise ShardError(
             f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
@@ -50,22 +48,25 @@ def pipeline_options(
 
 
 def default_microbatches(batch_size: int, shards: int, stages: int, piped: PipelineOptions) -> int:
-    """How many microbatches a pipeline takes where the line does not say: the most, up to four for each stage.
+    """Return the default number of microbatches of a pipeline: the most possible, up to four per stage.
 
     Args:
-        batch_size: examples in the batch.
-        shards: the parts that each microbatch's examples are divided into over devices.
-        stages: ranks of the pipeline.
+        batch_size: Examples in the batch.
+        shards: Number of shards of each microbatch's examples over devices.
+        stages: Ranks of the pipeline.
+        piped: Pipeline options.
+
+    Raises:
+        ShardError: No number above 1 divides the batch and suits the schedule. The message names the nearest batch
+            sizes that work.
 
     >>> default_microbatches(32, 2, 4, PipelineOptions())
     16
-
-    Raises `ShardError` where no number above 1 divides the batch and suits the schedule, with the batches next to this
-    one for which there is one.
     """
     counts = possible_microbatches(batch_size, shards, stages, piped)
     if counts:
         return counts[0]
+    # A pipeline of one stage has no bubble that more microbatches could shrink.
     if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
         return 1
     limit = MICROBATCHES_A_STAGE * stages
@@ -89,8 +90,14 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Pipel
 def possible_microbatches(
     batch_size: int, shards: int, stages: int, piped: PipelineOptions, limit: int | None = None
 ) -> list[int]:
-    """The numbers of microbatches above 1 that divide the batch and suit the schedule, the largest first; at most
-    `limit`, by default four for each stage. Arguments as of `default_microbatches`.
+    """Return the numbers of microbatches above 1 that divide the batch and suit the schedule, largest first.
+
+    Args:
+        batch_size: Examples in the batch.
+        shards: Number of shards of each microbatch's examples over devices.
+        stages: Ranks of the pipeline.
+        piped: Pipeline options.
+        limit: Largest number; None for four per stage.
 
     >>> possible_microbatches(24, 2, 2, PipelineOptions())
     [6, 4, 3, 2]

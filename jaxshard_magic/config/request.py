@@ -1,4 +1,4 @@
-"""`Request`: a strategy on a mesh with its options, checked against each other."""
+"""`Request`: a strategy on a mesh with options, checked against each other."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .. import hardware
-from ..errors import ShardError, did_you_mean, one_of
-from ..specs import find, parse_spec
+from ..errors import ShardError, did_you_mean, list_names
+from ..specs import compile_rule, parse_spec
 from ..targets import target_of
 from .options import DATA, GradientOptions, PipelineOptions, PositionOptions
 from .pipeline_microbatches import pipeline_options
 from .strategies import STRATEGIES
-from .strategy_text import Part, batch_axes, parse_strategy, part_axes
+from .strategy_text import StrategyPart, batch_axes, parse_strategy, part_axes
 
 SpecLike = PartitionSpec | str
 Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
@@ -25,22 +25,23 @@ Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a step. Made by `make_request`, which checks that its parts go together.
+    """Checked request for a sharded step; made by `make_request`.
 
-    Args:
-        strategy: text such as `fsdp+tp@model`.
-        mesh: of Auto axes, attached, simulated or of a target.
+    Attributes:
+        strategy: Text such as `fsdp+tp@model`.
+        mesh: Mesh of Auto axes: attached, simulated or of a target.
         specs: PartitionSpec by argument name.
-        rules: (regular expression, PartitionSpec) by leaf path, the first that matches counts.
-        gradients: microbatches, reduction, remat, precision, padding.
-        pipeline: stages and schedule; None where the strategy has no `pp`.
-        donate: give the step's own state to its next call; None for what the step's own jit says.
-        check: compare the first call with the plain step.
-        chip: key of the chip whose time is predicted; None for the mesh's own.
-        name: the step's name in what is shown; None for the function's.
-        attention: how attention gets at positions that other devices hold, one of `ATTENTION`; None for what is usual,
-            "gather".
-        data: on a mesh over several hosts "whole": all give the whole batch, or "per-host": each its own rows of it.
+        rules: (regular expression, PartitionSpec) by leaf path; the first match counts.
+        gradients: Microbatches, reduction, remat, precision, padding.
+        pipeline: Stages and schedule; None if the strategy has no `pp`.
+        donate: Whether the step's own state is donated to the next call; None for the choice of the step's own jit.
+        check: Whether the first call is compared with the plain step.
+        chip: Key of the chip to predict the time for; None for the mesh's own.
+        name: Name of the step for display; None for the function's.
+        attention: Form in which attention reads positions of other devices, a name in `ATTENTION`; None for the usual
+            form, "gather".
+        data: On a mesh over several hosts "whole" if every host passes the whole batch, "per-host" if each passes only
+            the host's rows.
     """
 
     strategy: str
@@ -57,51 +58,50 @@ class Request:
     data: str = "whole"
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The strategies of the sum."""
+    def parts(self) -> tuple[StrategyPart, ...]:
+        """Strategies of the sum."""
         return parse_strategy(self.strategy)
 
     @cached_property
     def axes(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes of each part, by its name."""
+        """Mesh axes of each part, by name."""
         return part_axes(self.parts, self.mesh, None if self.pipeline is None else self.pipeline.stages)
 
     @property
     def compiler_decides(self) -> bool:
-        """Whether the strategy is `spmd`: the compiler propagates what the user placed."""
+        """True for `spmd`: the compiler propagates shardings from the user's arrays."""
         return self.parts[0].name == "spmd"
 
     @property
     def per_device(self) -> bool:
-        """Whether the strategy is `pmap`: the step is written for one device."""
+        """True for `pmap`: the step is written for one device."""
         return self.parts[0].name == "pmap"
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
-        """The mesh axes that examples are divided over; none where the compiler decides."""
+        """Mesh axes that examples are sharded over; empty if the compiler decides."""
         return () if self.compiler_decides else batch_axes(self.axes, self.mesh)
 
     @property
     def rings(self) -> bool:
-        """Whether attention is to run as a ring: it has positions that are divided, over axes that do not divide its
-        heads."""
+        """True if attention runs as a ring: positions are sharded, over axes that shard no heads."""
         of_heads = self.axes.get("tp", ())
         return self.attention == "ring" and not {*self.axes.get("sp", ())} & {*of_heads}
 
     @property
     def shards(self) -> int:
-        """In how many parts devices have the batch; 1 for a step written for one device, which has its part."""
+        """Number of shards of the batch; 1 for a step written for one device, which receives a shard."""
         return 1 if self.per_device else prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     @property
     def stage_axis(self) -> str:
-        """The mesh axis of the pipeline's stages."""
+        """Mesh axis of the pipeline's stages."""
         assert self.pipeline is not None, f"{self.strategy} is no pipeline"
         return self.axes["pp"][0]
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that differ from the defaults, by name, as plain data for a report."""
+        """Options different from the defaults, by name, as plain data for a report."""
         placed: dict[str, Any] = {
             "specs": {name: _text(spec) for name, spec in self.specs.items()},
             "rules": {pattern: _text(spec) for pattern, spec in self.rules},
@@ -115,7 +115,8 @@ class Request:
         return placed | self.gradients.given | (self.pipeline.given if self.pipeline else {})
 
     def on_rank(self, mesh: Mesh) -> "Request":
-        """What a rank of the pipeline is asked: the whole step, on the rank's own `mesh`, its batch in one part."""
+        """Return the request for one rank of the pipeline: the whole step on the rank's `mesh`, with the batch in one
+        part."""
         assert self.pipeline is not None
         whole = replace(self.gradients, microbatches=1)
         return replace(self, mesh=mesh, gradients=whole, pipeline=replace(self.pipeline, stages=None))
@@ -129,9 +130,20 @@ class Request:
         attention: str | None = None,
         **options: Any,
     ) -> "Request":
-        """The same request with another strategy, mesh, donation, attention or options of gradients, by name; the
-        options of a pipeline, and that of divided positions, stay where the strategy still has them. Raises
-        `ShardError` as `make_request` does."""
+        """Return the request with some changes.
+
+        Options of a pipeline and of sharded positions stay if the strategy still has them.
+
+        Args:
+            strategy: New strategy; None to keep.
+            mesh: New mesh; None to keep.
+            donate: New donation; None to keep.
+            attention: New form of attention; None to keep.
+            options: Gradient and pipeline options by name.
+
+        Raises:
+            ShardError: As for `make_request`.
+        """
         strategy = strategy or self.strategy
         names = [part.name for part in parse_strategy(strategy)]
         piped = self.pipeline is not None and "pp" in names
@@ -142,7 +154,7 @@ class Request:
         other = replace(
             self,
             strategy=strategy,
-            mesh=self.mesh if mesh is None else automatic(mesh),
+            mesh=self.mesh if mesh is None else with_auto_axes(mesh),
             gradients=gradients,
             pipeline=pipeline,
             donate=self.donate if donate is None else donate,
@@ -162,16 +174,19 @@ def make_request(
     on: str | None = None,
     **options: Any,
 ) -> Request:
-    """Check and put together what is asked of a step; the mesh's axes become Auto ones.
+    """Check and combine the options of a sharded step; the mesh's axes become Auto axes.
 
     Args:
-        specs, rules: PartitionSpecs or their text.
-        on: a chip by any of its names.
-        options: the other fields of `Request`, of `GradientOptions` and of `PipelineOptions`, by name; None where
-            nothing is said.
+        strategy: Text such as `fsdp+tp@model`.
+        mesh: Mesh with the devices.
+        specs: PartitionSpecs, or their text, by argument name.
+        rules: PartitionSpecs, or their text, by regular expression.
+        on: Chip to predict for, by any name.
+        options: Other fields of `Request`, `GradientOptions` and `PipelineOptions` by name; None if not given.
 
-    Raises `ShardError` for a strategy, a spec's text or an option's value that is none, for options that do not go
-    together, and for a mesh without the axes that the strategy needs.
+    Raises:
+        ShardError: Unknown strategy, invalid spec or value, options that exclude each other, or a mesh without the axes
+            of the strategy.
     """
     gradients, pipeline = step_options(strategy, options)
     if on is not None and (target := target_of(mesh)) is not None:
@@ -180,7 +195,7 @@ def make_request(
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
     request = Request(
         strategy,
-        automatic(mesh),
+        with_auto_axes(mesh),
         {name: _spec(spec) for name, spec in (specs or {}).items()},
         tuple(_rule(pattern, spec) for pattern, spec in pairs),
         gradients,
@@ -195,11 +210,9 @@ def make_request(
 
 
 def _over_hosts(request: Request) -> None:
-    """Refuse a word for the data that is none, and over several hosts what works on one alone."""
+    """Raise ShardError for an unknown word for the data, and for options that don't work over several hosts."""
     if request.data not in DATA:
-        raise ShardError(
-            f"--data takes {one_of(DATA)}, not {request.data!r}.{did_you_mean(request.data, DATA)}"
-        )
+        raise ShardError(f"--data takes {list_names(DATA)}, not {request.data!r}.{did_you_mean(request.data, DATA)}")
     if target_of(request.mesh) is not None:
         return
     each = Counter(device.process_index for device in request.mesh.devices.flat)
@@ -219,7 +232,7 @@ def _over_hosts(request: Request) -> None:
 
 
 def _stages_have_programs(request: Request) -> None:
-    """Refuse a pipeline whose stages are parts of a slice that its compiler takes no programs for."""
+    """Raise ShardError for a pipeline on a slice whose compiler takes no programs for a part of the chips."""
     target = None if request.pipeline is None else target_of(request.mesh)
     if target is None or target.chip.whole_above is None or prod(target.extent) <= target.chip.whole_above:
         return
@@ -233,15 +246,19 @@ def _stages_have_programs(request: Request) -> None:
 
 
 def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOptions, PipelineOptions | None]:
-    """The options of the gradients and of the pipeline among `options`, by name; None where nothing is said.
+    """Return the gradient options and the pipeline options among `options`.
 
-    Raises `ShardError` for a strategy or values that are none, and for options that do not go together.
+    Args:
+        strategy: Text such as `fsdp+tp@model`.
+        options: Values by name; None if not given.
+
+    Raises:
+        ShardError: Unknown strategy, invalid value, or options that exclude each other.
     """
     names = [part.name for part in parse_strategy(strategy)]
     _check_attention(names, options.get("attention"))
-    of_gradients = {
-        name: value for name in GradientOptions.names() if (value := options.get(name)) is not None
-    }
+    of_gradients = {name: value for name in GradientOptions.names() if (value := options.get(name)) is not None}
+    # A number of segments is an int in Python and text on a line.
     if "remat" in of_gradients:
         of_gradients["remat"] = str(of_gradients["remat"])
     gradients = GradientOptions(**of_gradients)
@@ -250,7 +267,7 @@ def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOpt
 
 
 def _check_attention(names: Sequence[str], attention: str | None) -> None:
-    """Refuse a form of attention that is none, and any where the strategy, the sum of `names`, divides no positions."""
+    """Raise ShardError for an unknown form of attention, and for any form if the strategy shards no positions."""
     PositionOptions(attention)
     if attention is not None and "sp" not in names:
         strategy = "+".join((*(name for name in names if not STRATEGIES[name].alone), "sp"))
@@ -261,9 +278,9 @@ def _check_attention(names: Sequence[str], attention: str | None) -> None:
         )
 
 
-def automatic(mesh: Mesh) -> Mesh:
-    """The same devices with axes that the compiler may use: Explicit ones, which `jax.make_mesh` may give by default,
-    fail on steps without annotations."""
+def with_auto_axes(mesh: Mesh) -> Mesh:
+    """Return the mesh with Auto axes."""
+    # Explicit axes, which `jax.make_mesh` may give by default, fail on steps without annotations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, axis_types=types)
 
@@ -273,7 +290,7 @@ def _spec(given: SpecLike) -> PartitionSpec:
 
 
 def _rule(pattern: str, spec: SpecLike) -> tuple[str, PartitionSpec]:
-    find(pattern)  # refuses what is no regular expression
+    compile_rule(pattern)  # raises for an invalid regular expression
     return pattern, _spec(spec)
 
 

@@ -1,6 +1,7 @@
 """Strategies and the jobs of mesh axes, one row each, for the parser, help, completion, planner, searches and views.
 
-A new strategy is a row here and the file in `strategies/` that its row names.
+A new strategy is a row here and the file in `strategies/` that its row names. `strategy_text.batch_axes` and some rules
+of `analysis/advice` name `dp` and `fsdp` themselves, since only these divide the examples.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AxisJob:
-    """Use of a mesh axis, told by the name of the axis.
+    """Use of a mesh axis, recognized by the name of the axis.
 
     Attributes:
         name: Of the job.
@@ -31,7 +32,7 @@ class Strategy:
         name: In a sum such as `fsdp+tp`.
         help: One line of `%%shard --help`.
         jobs: Jobs of mesh axes that it divides over, in order of preference; the first is that of a default mesh.
-        alone: Reason why it stands in no sum; empty where it may.
+        alone: Reason why it can't be part of a sum; empty if it can.
         divides: `module:function` in `strategies/` that fills in a layout; empty where none does.
         order: Place in the order in which the parts of a sum take dimensions: experts are divided by themselves, and
             tensor parallel takes its dimensions before fsdp takes what is left.
@@ -118,15 +119,15 @@ STRATEGIES = {
         ),
     )
 }
-AUTO = "auto"  # a search for a strategy, and none itself
+AUTO = "auto"  # in place of a strategy: a search for one
 WORDS = (*STRATEGIES, AUTO)  # the first word of a `%%shard` line
 AUTO_HELP = "search for the fastest of these that fits, on every mesh of these devices"
-COMPARED = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # where a comparison names none
+COMPARED = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # strategies of a comparison that names none
 EXPLORED = ("dp", "fsdp", "tp", "sp", "ep", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
 
 
 def job_of(axis_name: str) -> str | None:
-    """Return the job of a mesh axis by its name; None for a name that tells none.
+    """Return the job of a mesh axis by its name; None for any other name.
 
     >>> job_of("tp")
     'tensor'

@@ -1,31 +1,39 @@
-"""The words of a strategy, `fsdp+tp@model`, and the mesh axes that each part works on."""
+"""Parse strategies, `fsdp+tp@model`, and find the mesh axes of each part."""
 
 from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
-from ..errors import ShardError, none_of, one_of
+from ..errors import ShardError, list_names, unknown_name
 from .mesh import axes_for, default_text
 from .strategies import AUTO, AXIS_JOBS, STRATEGIES
 
-Axes = tuple[str, ...]
+AxisNames = tuple[str, ...]
 
-REPLICA = "replica"  # an axis of this name has copies: fsdp divides nothing over it unless it is told to, fsdp@replica
+REPLICA = "replica"  # mesh axis for copies: fsdp does not shard over it, except as fsdp@replica
 
 
 @dataclass(frozen=True)
-class Part:
-    """One strategy of a sum; `axis` is what stands after the @."""
+class StrategyPart:
+    """Strategy in a sum.
+
+    Attributes:
+        name: Name of the strategy.
+        axis: Mesh axis behind the @; None without one.
+    """
 
     name: str
     axis: str | None = None
 
 
-def parse_strategy(text: str) -> tuple[Part, ...]:
-    """`fsdp+tp@model` -> its parts. Raises `ShardError` for a word that is no strategy.
+def parse_strategy(text: str) -> tuple[StrategyPart, ...]:
+    """Return the parts of a strategy.
+
+    Raises:
+        ShardError: Unknown strategy, a strategy named twice, or strategies that exclude each other.
 
     >>> parse_strategy("fsdp+tp@model")
-    (Part(name='fsdp', axis=None), Part(name='tp', axis='model'))
+    (StrategyPart(name='fsdp', axis=None), StrategyPart(name='tp', axis='model'))
     """
     parts = []
     for word in text.replace(" ", "").split("+"):
@@ -37,12 +45,12 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
                 fix="%%shard auto",
             )
         if name not in STRATEGIES:
-            they_are = f"they are {one_of(STRATEGIES)} and sums such as fsdp+tp"
+            they_are = f"they are {list_names(STRATEGIES)} and sums such as fsdp+tp"
             where = "%%shard --help lists them and their sums"
-            raise ShardError(none_of(f"'{name}' is no strategy", name, STRATEGIES, they_are, where))
+            raise ShardError(unknown_name(f"'{name}' is no strategy", name, STRATEGIES, they_are, where))
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
-        parts.append(Part(name, axis or None))
+        parts.append(StrategyPart(name, axis or None))
     names = {p.name for p in parts}
     if {"ep", "pp"} <= names:
         raise ShardError(
@@ -56,26 +64,33 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def jobs_of(parts: tuple[Part, ...]) -> tuple[str, ...]:
-    """The mesh jobs that a strategy asks for, one per part: what a default mesh is chosen by. sp beside tp needs none
-    of its own."""
+def jobs_of(parts: tuple[StrategyPart, ...]) -> tuple[str, ...]:
+    """Return the jobs of mesh axes for a default mesh, one per part; sp together with tp needs none."""
     names = [p.name for p in parts if p.name != "sp" or _beside(parts, "tp") is None]
     return tuple(jobs[0] for name in names if (jobs := STRATEGIES[name].jobs))
 
 
-def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) -> dict[str, Axes]:
-    """The mesh axes of every part. dp leaves to fsdp what that divides, where another axis is left for copies; fsdp
-    leaves `replica` whole. sp beside tp works on tp's axes where the mesh has none for a sequence. pmap's are its own
-    only where it names one. pp has one, of the size `stages` where that is said.
+def part_axes(parts: tuple[StrategyPart, ...], mesh: Mesh, stages: int | None = None) -> dict[str, AxisNames]:
+    """Return the mesh axes of each part.
 
-    Raises `ShardError` for a part without an axis, and for a pipeline's that does not fit.
+    - dp leaves the axes of fsdp to fsdp if another axis is left for copies.
+    - fsdp does not shard over an axis named `replica`.
+    - sp together with tp uses the axes of tp if the mesh has none for a sequence.
+    - pmap has axes only if one is named.
+    - pp has one axis.
+
+    Args:
+        parts: Parts of the strategy.
+        mesh: Mesh with the axes.
+        stages: Required size of the pipeline's axis; None if open.
+
+    Raises:
+        ShardError: A part without an axis, or a pipeline axis that does not fit.
     """
     pipe = next((p for p in parts if p.name == "pp"), None)
     if pipe is not None and pipe.axis is None and not axes_for(mesh, "pipeline"):
         raise _no_pipeline(parts, mesh, stages)
-    axes = {
-        p.name: _axes(p, mesh, parts) for p in parts if not STRATEGIES[p.name].alone or p.axis is not None
-    }
+    axes = {p.name: _axes(p, mesh, parts) for p in parts if not STRATEGIES[p.name].alone or p.axis is not None}
     copies = tuple(a for a in axes.get("dp", ()) if a not in axes.get("fsdp", ()))
     axes |= {"dp": copies} if copies else {}
     if pipe is not None:
@@ -83,21 +98,29 @@ def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) ->
     return axes
 
 
-def batch_axes(axes: dict[str, Axes], mesh: Mesh) -> Axes:
-    """All axes that the examples are divided over: every data and fsdp axis, and what dp and fsdp were given, without
-    those that divide what is inside an example, or the layers; then those of ep, which divide experts as well."""
+def batch_axes(axes: dict[str, AxisNames], mesh: Mesh) -> AxisNames:
+    """Return all axes that examples are sharded over.
+
+    These are every data and fsdp axis of the mesh and the axes of dp and fsdp, without axes that shard inside of an
+    example or over layers; last the axes of ep, which shard experts as well.
+
+    Args:
+        axes: Mesh axes of each part.
+        mesh: Mesh with the axes.
+    """
     wanted = {*axes_for(mesh, "data"), *axes_for(mesh, "fsdp"), *axes.get("dp", ()), *axes.get("fsdp", ())}
     experts = axes.get("ep", ())
     elsewhere = {*axes.get("tp", ()), *axes.get("sp", ()), *axes.get("pp", ()), *experts}
     return (*(a for a in mesh.axis_names if a in wanted and a not in elsewhere), *experts)
 
 
-def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
-    have = one_of(f"{a}={n}" for a, n in mesh.shape.items())
+def _axes(part: StrategyPart, mesh: Mesh, parts: tuple[StrategyPart, ...]) -> AxisNames:
+    """Return the mesh axes of one part."""
+    have = list_names(f"{a}={n}" for a, n in mesh.shape.items())
     if part.axis is not None:
         if part.axis not in mesh.axis_names:
             said = f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'"
-            raise ShardError(none_of(said, part.axis, mesh.axis_names, f"it has {have}"))
+            raise ShardError(unknown_name(said, part.axis, mesh.axis_names, f"it has {have}"))
         return (part.axis,)
     jobs = STRATEGIES[part.name].jobs
     for job in jobs:
@@ -116,17 +139,16 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
     )
 
 
-def _beside(parts: tuple[Part, ...], name: str) -> Part | None:
+def _beside(parts: tuple[StrategyPart, ...], name: str) -> StrategyPart | None:
+    """Return the part with a name; None without one."""
     return next((p for p in parts if p.name == name), None)
 
 
-def _pipeline_fits(parts: tuple[Part, ...], axes: dict[str, Axes], mesh: Mesh, stages: int | None) -> None:
-    """Raise `ShardError` where the pipeline has several axes, shares its axis, or has another number of stages."""
+def _pipeline_fits(parts: tuple[StrategyPart, ...], axes: dict[str, AxisNames], mesh: Mesh, stages: int | None) -> None:
+    """Raise ShardError if the pipeline has several axes, shares an axis, or has another number of stages."""
     axis, *more = axes["pp"]
     if more:
-        raise ShardError(
-            f"pp: the mesh has several pipeline axes, {one_of(axes['pp'])}; say which: pp@{axis}"
-        )
+        raise ShardError(f"pp: the mesh has several pipeline axes, {list_names(axes['pp'])}; say which: pp@{axis}")
     shared = next((p.name for p in parts if p.name != "pp" and axis in axes[p.name]), None)
     if shared is not None:
         use, _ = _instead(parts, mesh, stages)
@@ -143,29 +165,26 @@ def _pipeline_fits(parts: tuple[Part, ...], axes: dict[str, Axes], mesh: Mesh, s
         )
 
 
-def _no_pipeline(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> ShardError:
-    have = one_of(f"{a}={n}" for a, n in mesh.shape.items())
+def _no_pipeline(parts: tuple[StrategyPart, ...], mesh: Mesh, stages: int | None) -> ShardError:
+    """Return the error for a mesh without a pipeline axis."""
+    have = list_names(f"{a}={n}" for a, n in mesh.shape.items())
     use, fix = _instead(parts, mesh, stages)
     named = next((a for a, n in mesh.shape.items() if stages in (None, n)), None)
     name_one = "" if named is None else f" or name one: pp@{named}"
     return ShardError(
-        f"pp needs a mesh axis for its stages (pipe); the mesh has {have}. {use[0].upper()}{use[1:]}{name_one}",
-        fix=fix,
+        f"pp needs a mesh axis for its stages (pipe); the mesh has {have}. {use[0].upper()}{use[1:]}{name_one}", fix=fix
     )
 
 
-def _instead(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> tuple[str, str]:
-    """A mesh of the same devices that has a pipeline: as a sentence, and as the line to paste."""
+def _instead(parts: tuple[StrategyPart, ...], mesh: Mesh, stages: int | None) -> tuple[str, str]:
+    """Return a mesh of the same devices with a pipeline axis, as a sentence and as a line to paste."""
     fitting = None if stages is None else min(_counts(mesh), key=lambda n: (abs(n - stages), -n))
     line = f"%mesh {default_text(mesh, jobs_of(parts), fitting)}"
     if fitting == stages:
         return f"use {line}", line
-    return (
-        f"use --stages {fitting} and {line}, for {mesh.size} devices make no {stages} stages of one size",
-        line,
-    )
+    return (f"use --stages {fitting} and {line}, for {mesh.size} devices make no {stages} stages of one size", line)
 
 
 def _counts(mesh: Mesh) -> list[int]:
-    """The numbers of stages of one size that the devices of a mesh make."""
+    """Return the numbers of equal stages that the devices of a mesh make."""
     return [n for n in range(1, mesh.size + 1) if mesh.size % n == 0]

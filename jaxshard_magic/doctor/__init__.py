@@ -1,4 +1,4 @@
-"""What is installed, which devices answer, and whether they reach each other: each failure with its remedy."""
+"""Examine the installation: packages, devices, and connections between devices, with a remedy for each failure."""
 
 import os
 import sys
@@ -7,60 +7,65 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..packages import companions, installed
+from ..packages import installed, jax_requirements
+from .environment import environment_findings, notebook
 from .findings import Doctor as Doctor
-from .findings import Finding as Finding
+from .findings import DoctorFinding as DoctorFinding
 from .findings import one_line
-from .packages import loaded, targets, versions
-from .setup import environment, notebook
+from .packages import compiler_findings, loaded, versions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
 def examine(
-    mesh: "Mesh | None", variables: Mapping[str, str] = os.environ, hosts: Iterable[Finding] | None = None
+    mesh: "Mesh | None", variables: Mapping[str, str] = os.environ, hosts: Iterable[DoctorFinding] | None = None
 ) -> Doctor:
-    """Look at this machine: versions, devices, compile targets, variables, and the `mesh` axis by axis (None: that part
-    is left out). The mesh's collectives run, with a time limit; nothing else is started that is not there.
+    """Examine this machine: versions, devices, compile targets, environment variables, and the mesh axis by axis.
 
-    `hosts` is what was found of the hosts that this process uses; None looks at those that it is one of, if any.
+    Runs the mesh's collectives, with a time limit; starts nothing else. A failing import of JAX is a finding, and
+    everything that needs no JAX is examined all the same.
 
-    Where jax itself cannot be imported, that is a finding, and what needs no jax is told all the same.
+    Args:
+        mesh: Mesh to examine; None skips that part.
+        variables: Environment variables.
+        hosts: Findings about the hosts used by this process. None examines the processes of `jax.distributed`, if this
+            process is one of several.
+
+    Returns:
+        All findings.
     """
-    known, needed, cpu_devices = installed(), companions(), -1
+    known, needed, cpu_devices = installed(), jax_requirements(), -1
     broken = jax_error()
     findings = [*versions(known, needed, loaded(), sys.version_info[:2])]
     if broken is not None:
         failure = f"import jax fails: {one_line(broken)}"
         fix = "pip install --upgrade jax jaxlib; restart the kernel"
-        findings.append(Finding("devices", "jax", failure, "error", fix))
+        findings.append(DoctorFinding("devices", "jax", failure, "error", fix))
     else:
         import jax
 
-        from ..coordination import is_there
+        from ..coordination import is_multiprocess
         from .connectivity import connectivity
         from .devices import devices
-        from .processes import of_processes
+        from .processes import process_findings
 
-        allowed, cpu_devices = (
-            getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices")
-        )
+        allowed, cpu_devices = (getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices"))
         findings += devices(known, variables, allowed or "")
         findings += connectivity(mesh) if mesh is not None else ()
-        if hosts is None and is_there():
-            findings += of_processes()
+        if hosts is None and is_multiprocess():
+            findings += process_findings()
     findings += hosts or ()
-    findings += [*targets(known, needed), *environment(variables, cpu_devices), *notebook(known)]
+    findings += [*compiler_findings(known, needed), *environment_findings(variables, cpu_devices), *notebook(known)]
     return Doctor(tuple(findings))
 
 
 @cache
 def jax_error() -> Exception | None:
-    """Why jax cannot be imported, as the first attempt said it, since a second one trips over the first; None where it
-    can."""
+    """Return the exception of the first attempt to import JAX; None on success."""
     try:
+        # Cached: a second attempt after a failed one raises another error, caused by the first.
         import_module("jax")
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise anything
         return error
     return None

@@ -1,4 +1,4 @@
-"""Which devices answer, and why those that are there do not."""
+"""Findings about devices: those in use by JAX, and accelerators of the machine that JAX does not use."""
 
 import re
 import shutil
@@ -12,18 +12,19 @@ import jax
 
 from ..packages import CUDA, TPU
 from ..units import limit_text
-from .findings import Finding, one_line
+from .findings import DoctorFinding, one_line
 from .packages import INSTALL_CUDA, INSTALL_TPU, Versions
 
 AREA = "devices"
 SMI_LIMIT_S = 10.0
 PCI = Path("/sys/bus/pci/devices")
 
-# Of Google's PCI devices these are TPUs; others are network cards and disks.
+# PCI vendor id of Google, and device ids of its TPUs: its other PCI devices are network cards and disks.
 GOOGLE = "0x1ae0"
 TPU_IDS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083")
 
-# What a backend says when it does not start, and what helps; the first that matches.
+# Regular expressions for the error of a backend that does not start, with remedies. The first match counts, so general
+# expressions come last.
 REMEDIES = (
     (
         r"in use by process with pid (\d+)",
@@ -42,8 +43,14 @@ REMEDIES = (
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The accelerators that the system tells of, in words; None where there is none. `broken` says what is wrong."""
+class SystemAccelerators:
+    """Accelerators known to the operating system.
+
+    Attributes:
+        gpu: GPUs in words; None without one.
+        tpu: TPU in words; None without one.
+        broken: Failure of `nvidia-smi`; None without a failure.
+    """
 
     gpu: str | None = None
     tpu: str | None = None
@@ -51,46 +58,48 @@ class Seen:
 
 
 def devices(
-    known: Versions, variables: Mapping[str, str], allowed: str = "", seen: Seen | None = None
-) -> Iterator[Finding]:
-    """The devices of the default backend, then accelerators that the machine has and jax does not use.
+    known: Versions, variables: Mapping[str, str], allowed: str = "", seen: SystemAccelerators | None = None
+) -> Iterator[DoctorFinding]:
+    """Yield findings about the devices of the default backend, then about accelerators that JAX does not use.
 
     Args:
-        allowed: the platforms that jax may start, `cpu` or `cuda,cpu`; empty where it may start all.
-        seen: the accelerators there are; None looks for them.
+        known: Installed versions by name.
+        variables: Environment variables.
+        allowed: Platforms that JAX may start, such as `cuda,cpu`; empty for all.
+        seen: Accelerators of the machine; None detects them.
     """
     try:
         found = jax.devices()
     except RuntimeError as error:
         fixes = [_remedy(str(error)), _anew("JAX_PLATFORMS") if allowed else None]
-        yield Finding(AREA, "jax", one_line(error), "error", "; or ".join(filter(None, fixes)) or None)
+        yield DoctorFinding(AREA, "jax", one_line(error), "error", "; or ".join(filter(None, fixes)) or None)
         found = []
     for platform in dict.fromkeys(d.platform for d in found):
         yield _row(platform, [d for d in found if d.platform == platform])
-    seen = look() if seen is None else seen
+    seen = find_accelerators() if seen is None else seen
     used = {d.platform for d in found}
     on_gpu = bool(used & {"gpu", "cuda"})
     if seen.broken and not on_gpu:
-        yield Finding(
-            AREA, "NVIDIA GPU", seen.broken, "warning", "!nvidia-smi; reinstall or reload the driver"
-        )
+        yield DoctorFinding(AREA, "NVIDIA GPU", seen.broken, "warning", "!nvidia-smi; reinstall or reload the driver")
     if seen.gpu and not on_gpu:
         yield _hidden("cuda", allowed, variables) or _unused(seen.gpu, "cuda", CUDA, INSTALL_CUDA, known)
     if seen.tpu and "tpu" not in used:
         yield _hidden("tpu", allowed, variables) or _unused(seen.tpu, "tpu", TPU, INSTALL_TPU, known)
 
 
-def look() -> Seen:
-    """The accelerators that the system tells of; starts no backend."""
+def find_accelerators() -> SystemAccelerators:
+    """Return the accelerators known to the operating system; starts no backend."""
+    # Under WSL the GPU is /dev/dxg.
     broken, gpu = None, "GPU" if any(map(Path.exists, map(Path, ("/dev/nvidia0", "/dev/dxg")))) else None
     if shutil.which("nvidia-smi"):
-        gpu, broken = _asked()
+        gpu, broken = _query_nvidia_smi()
+    # Function 0 of each PCI device, so that a chip counts once.
     chips = sum(map(_is_tpu, PCI.glob("*.0")))
-    return Seen(gpu, f"TPU, {chips} {'chip' if chips == 1 else 'chips'}" if chips else None, broken)
+    return SystemAccelerators(gpu, f"TPU, {chips} {'chip' if chips == 1 else 'chips'}" if chips else None, broken)
 
 
-def _asked() -> tuple[str | None, str | None]:
-    """The GPUs that `nvidia-smi` lists, and what it says where it fails."""
+def _query_nvidia_smi() -> tuple[str | None, str | None]:
+    """Return the GPUs listed by `nvidia-smi`, and its error, either possibly None."""
     try:
         run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -99,6 +108,7 @@ def _asked() -> tuple[str | None, str | None]:
     if kinds:
         return f"{len(kinds)} x {kinds[0]}", None
     said = (run.stdout + run.stderr).strip()
+    # With a driver and no GPU nvidia-smi fails as well: that is no fault.
     if run.returncode and "No devices" not in said:
         return None, one_line(said or "nvidia-smi fails without a word")
     return None, None
@@ -112,38 +122,38 @@ def _is_tpu(slot: Path) -> bool:
     return vendor == GOOGLE and kind in TPU_IDS
 
 
-def _row(platform: str, found: list[Any]) -> Finding:
+def _row(platform: str, found: list[Any]) -> DoctorFinding:
     kinds = " and ".join(dict.fromkeys(d.device_kind for d in found))
     processes = len({d.process_index for d in found})
     limit = next(filter(None, map(_limit, jax.local_devices(backend=platform))), None)
     parts = [f"{len(found)} x {kinds}", f"{limit_text(limit)} each" if limit else None]
     parts.append("simulated" if platform == "cpu" and len(found) > processes else None)
     parts.append(f"{processes} processes" if processes > 1 else None)
-    return Finding(AREA, platform, ", ".join(filter(None, parts)))
+    return DoctorFinding(AREA, platform, ", ".join(filter(None, parts)))
 
 
-def _hidden(platform: str, allowed: str, variables: Mapping[str, str]) -> Finding | None:
-    """What keeps jax from looking at an accelerator that is there, if anything does."""
+def _hidden(platform: str, allowed: str, variables: Mapping[str, str]) -> DoctorFinding | None:
+    """Return a warning where a setting hides an accelerator from JAX, else None."""
     what = "TPU" if platform == "tpu" else "NVIDIA GPU"
     names = {"cuda": {"cuda", "gpu"}}.get(platform, {platform})
     if allowed and not names & {name.strip() for name in allowed.split(",")}:
         text = f"there, but jax may start {allowed} only (JAX_PLATFORMS, or jax_platforms)"
-        return Finding(AREA, what, text, "warning", _anew("JAX_PLATFORMS"))
+        return DoctorFinding(AREA, what, text, "warning", _anew("JAX_PLATFORMS"))
     if platform == "cuda" and variables.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         text = "there, but CUDA_VISIBLE_DEVICES hides it"
-        return Finding(AREA, what, text, "warning", _anew("CUDA_VISIBLE_DEVICES", "0"))
+        return DoctorFinding(AREA, what, text, "warning", _anew("CUDA_VISIBLE_DEVICES", "0"))
     return None
 
 
-def _unused(what: str, platform: str, plugins: tuple[str, ...], install: str, known: Versions) -> Finding:
-    """Why jax does not use an accelerator that it may look at."""
+def _unused(what: str, platform: str, plugins: tuple[str, ...], install: str, known: Versions) -> DoctorFinding:
+    """Return the reason for an accelerator that is visible to JAX and not used."""
     name = "TPU" if platform == "tpu" else "NVIDIA GPU"
     if not any(known.get(plugin) for plugin in plugins):
-        return Finding(AREA, name, f"{what} there, but jax has no plugin for it", "error", install)
+        return DoctorFinding(AREA, name, f"{what} there, but jax has no plugin for it", "error", install)
     try:
-        return Finding(AREA, name, f"{len(jax.devices(platform))} there, not the default backend", "info")
+        return DoctorFinding(AREA, name, f"{len(jax.devices(platform))} there, not the default backend", "info")
     except RuntimeError as error:
-        return Finding(AREA, name, one_line(error), "error", _remedy(str(error)) or install)
+        return DoctorFinding(AREA, name, one_line(error), "error", _remedy(str(error)) or install)
 
 
 def _anew(variable: str, value: str = "") -> str:
@@ -160,5 +170,5 @@ def _remedy(message: str) -> str | None:
 def _limit(device: Any) -> int | None:
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
-    except RuntimeError:  # a platform that keeps no such figures
+    except RuntimeError:  # a platform without memory statistics
         return None

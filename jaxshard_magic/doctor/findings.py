@@ -1,4 +1,4 @@
-"""What an examination found, as frozen plain data."""
+"""Results of an examination, as frozen plain data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +7,16 @@ LONGEST = 200
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. `level` is ok, info, warning or error; `remedy` a line to paste or to follow."""
+class DoctorFinding:
+    """Result of one check.
+
+    Attributes:
+        area: Group of the check, such as `devices`.
+        name: Name of the check within its area.
+        value: Result, in words.
+        level: `ok`, `info`, `warning` or `error`.
+        remedy: Line to paste or to follow; None without a remedy.
+    """
 
     area: str
     name: str
@@ -19,26 +27,26 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Doctor:
-    """All that was found, area by area. Displays as a table in a notebook, as lines in a terminal."""
+    """All findings, area by area. Displays as a table in a notebook and as lines in a terminal."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
 
     @property
     def ok(self) -> bool:
-        """Is there no error among the findings?"""
+        """Return whether no finding is an error."""
         return all(finding.level != "error" for finding in self.findings)
 
     def to_text(self) -> str:
-        """The findings as lines for a terminal."""
+        """Return the findings as lines for a terminal."""
         from jaxshard_magic.views import doctor
 
-        return doctor.text(self)
+        return doctor.to_text(self)
 
     def to_html(self) -> str:
-        """The findings as an HTML table without script."""
+        """Return the findings as an HTML table without script."""
         from jaxshard_magic.views import doctor
 
-        return doctor.html(self)
+        return doctor.to_html(self)
 
     def __repr__(self) -> str:
         bad = sum(finding.level in ("warning", "error") for finding in self.findings)
@@ -54,9 +62,9 @@ class Doctor:
 
 
 def one_line(said: object) -> str:
-    """The first line of an error or a program's message, not longer than fits a table.
+    r"""Return the first line of an error or of a program's message, at most `LONGEST` characters.
 
-    >>> one_line(RuntimeError("no backend\\n  at client.cc:7"))
+    >>> one_line(RuntimeError("no backend\n  at client.cc:7"))
     'no backend'
     """
     lines = str(said).strip().splitlines() or [type(said).__name__]

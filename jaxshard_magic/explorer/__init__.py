@@ -1,11 +1,11 @@
-"""Trying layouts from shapes alone: which device holds what of each array on a mesh, and the line that asks for it."""
+"""Layouts of arrays on a mesh, tried from shapes alone, and the `%%shard` line for a layout."""
 
-from .array import Array as Array
-from .array import Laid as Laid
+from .array import ExploredArray as ExploredArray
+from .array import ExploredLayout as ExploredLayout
+from .device_source import DeviceSource as DeviceSource
+from .explored_step import ExploredStep as ExploredStep
+from .explored_step import explore_step as explore_step
 from .explorer import Explorer as Explorer
-from .line import Line as Line
-from .named import arrays_of as arrays_of
-from .named import typed as typed
-from .place import Place as Place
-from .stepped import Stepped as Stepped
-from .stepped import stepped as stepped
+from .line import ShardLine as ShardLine
+from .named_arrays import find_arrays as find_arrays
+from .named_arrays import parse_array_type as parse_array_type

@@ -1,24 +1,30 @@
-"""The arrays that are laid out, and a layout of all of them."""
+"""Arrays by shape, and layouts of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
-from ..errors import ShardError, did_you_mean, one_of
-from .cuts import Axes, Cut
+from ..errors import ShardError, did_you_mean, list_names
+from .shard_sizes import DimAxes, MeshAxes
 
 
 @dataclass(frozen=True)
-class Array:
-    """One array by its shape alone. `bits` are those of an element; a key's are those of its data.
+class ExploredArray:
+    """An array by its shape alone.
 
-    `classes` numbers its dimensions: those of the same number are stored alike, in a parameter and in its moments, and
-    whoever sets one sets all.
+    Attributes:
+        path: Path of the array.
+        role: `params`, `optimizer`, `batch`, `rng` or `other`.
+        shape: Size of each dimension.
+        dtype: Name of the dtype.
+        bits: Bits of an element; for a PRNG key, of the key data.
+        classes: Class of each dimension. Dimensions of equal class are always sharded equally, as in a parameter and
+            the moments; an edit applies to all.
     """
 
     path: str
-    role: str  # params | optimizer | batch | rng | other
+    role: str
     shape: tuple[int, ...]
     dtype: str
     bits: int
@@ -26,22 +32,38 @@ class Array:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the whole array."""
+        # Rounded up: an element may have fewer than 8 bits.
         return -(-prod(self.shape) * self.bits // 8)
 
 
 @dataclass(frozen=True)
-class Laid:
-    """How a strategy lays arrays out on a mesh: the cut of each, and why."""
+class ExploredLayout:
+    """Layout of arrays on a mesh by a strategy.
+
+    Attributes:
+        strategy: Strategy text.
+        mesh: Mesh axes with their sizes.
+        cuts: Mesh axes of each dimension, by array.
+        reasons: Reason of each array's layout.
+    """
 
     strategy: str
-    mesh: Axes
-    cuts: tuple[Cut, ...]
-    whys: tuple[str, ...]
+    mesh: MeshAxes
+    cuts: tuple[DimAxes, ...]
+    reasons: tuple[str, ...]
 
 
-def index_of(arrays: Sequence[Array], path: str) -> int:
-    """The number of the array with this path or an end of it, a parameter before others. Raises ShardError where none
-    has it, or several."""
+def index_of(arrays: Sequence[ExploredArray], path: str) -> int:
+    """Return the index of the array with a path, or with an end of the path; parameters come first.
+
+    Args:
+        arrays: Arrays to search.
+        path: Path, or the last names of a path.
+
+    Raises:
+        ShardError: No array matches, or several.
+    """
     paths = [a.path for a in arrays]
     if path in paths:
         return paths.index(path)
@@ -50,17 +72,17 @@ def index_of(arrays: Sequence[Array], path: str) -> int:
     if len(params or found) == 1:
         return (params or found)[0]
     if found:
-        raise ShardError(f"several arrays end in '{path}': {one_of(paths[i] for i in found[:4])}; say which")
+        raise ShardError(f"several arrays end in '{path}': {list_names(paths[i] for i in found[:4])}; say which")
     raise ShardError(f"no array '{path}'; there are {len(paths)}.{did_you_mean(path, paths)}")
 
 
-def following(arrays: Sequence[Array], index: int) -> list[int]:
-    """The arrays that lie as the one at `index` wherever it is put: those whose dimensions are all of its classes."""
+def linked_arrays(arrays: Sequence[ExploredArray], index: int) -> list[int]:
+    """Return the indices of the arrays always laid out as the array at `index`: all dimensions are linked."""
     classes = set(arrays[index].classes)
     alike = (i for i, a in enumerate(arrays) if a.shape and classes.issuperset(a.classes))
     return [i for i in alike if i != index]
 
 
 def unlinked(ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Classes for arrays of so many dimensions of which none follows another."""
+    """Return dimension classes for arrays of these ranks, all different."""
     return [tuple(range(end - rank, end)) for rank, end in zip(ranks, accumulate(ranks), strict=True)]

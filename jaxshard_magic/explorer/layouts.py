@@ -1,55 +1,74 @@
-"""The layouts of a step's arrays as they are planned: the strategy's own, and that with what is set by hand."""
+"""Planned layouts of a step's arrays: of the strategy alone, and with edits by hand."""
 
 import time
 from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from ..comparing.trials import described
 from ..errors import ShardError
-from .array import Laid
-from .stepped import Stepped
+from ..search.trials import described
+from .array import ExploredLayout
+from .explored_step import ExploredStep
 
-SLOW = 1.0  # seconds of planning: more than that is not done at every edit
+SLOW = 1.0  # seconds; slower planning is not repeated at every edit
 
 
-class Layouts:
-    """`laid`: how the strategy alone lays the arrays out, as it was planned last; `settled`: how they lie beside what
-    is set by hand, which may move others, None where that was not planned.
+class PlannedLayouts:
+    """Last planned layouts of an explorer. Methods take the mesh as a function, which may raise ShardError.
 
-    A mesh is given as what makes it, which may raise ShardError.
+    Args:
+        stepped: The step; None for arrays without a step.
+        laid: First layout.
+        note: Reason why no layout could be planned, or another remark.
+
+    Attributes:
+        strategy_layout: Last planned layout of the strategy alone.
+        edited_layout: Layout with the edits by hand, under which other arrays may change too; None if not planned.
     """
 
-    def __init__(self, stepped: Stepped | None, laid: Laid, note: str = ""):
+    def __init__(self, stepped: ExploredStep | None, laid: ExploredLayout, note: str = ""):
         self._stepped, self._seconds = stepped, 0.0
-        self.laid, self.settled = laid, None
+        self.strategy_layout, self.edited_layout = laid, None
         self._notes = [note, ""]
 
     @property
     def note(self) -> str:
-        """Why one of them could not be planned, in one line; empty where both could."""
+        """Reason why a layout could not be planned, in one line; empty if both could."""
         return next(filter(None, self._notes), "")
 
     def plan(self, line: str, mesh: Callable[[], Mesh]) -> None:
-        """The strategy alone, by its line; where it can't be planned, what was known stays."""
+        """Plan the layout of the strategy alone. On failure the previous layout stays.
+
+        Args:
+            line: `%%shard` line of the strategy.
+            mesh: Function that makes the mesh.
+        """
         found, why = self._planned(line, mesh)
-        self.laid, self.settled, self._notes = found or self.laid, None, [why, ""]
+        self.strategy_layout, self.edited_layout, self._notes = found or self.strategy_layout, None, [why, ""]
 
-    def settle(self, line: str | None, mesh: Callable[[], Mesh], *, anyway: bool = False) -> None:
-        """The line with what is set by hand, None for nothing; not where planning takes long, unless `anyway`."""
-        self.settled, self._notes[1] = None, ""
+    def plan_edited(self, line: str | None, mesh: Callable[[], Mesh], *, anyway: bool = False) -> None:
+        """Plan the layout with the edits by hand.
+
+        Nothing is planned after a failed plan, nor where the last planning took longer than a second.
+
+        Args:
+            line: `%%shard` line with the edits; None without edits.
+            mesh: Function that makes the mesh.
+            anyway: Plan even where planning is slow.
+        """
+        self.edited_layout, self._notes[1] = None, ""
         if line is not None and not self._notes[0] and (anyway or self._seconds < SLOW):
-            self.settled, self._notes[1] = self._planned(line, mesh)
+            self.edited_layout, self._notes[1] = self._planned(line, mesh)
 
-    def _planned(self, line: str, mesh: Callable[[], Mesh]) -> tuple[Laid | None, str]:
-        """A line planned, else why not."""
+    def _planned(self, line: str, mesh: Callable[[], Mesh]) -> tuple[ExploredLayout | None, str]:
+        """Return the layout of a line, or None and the reason. Times the planning."""
         assert self._stepped is not None
         start = time.perf_counter()
         try:
             return self._stepped.plan(line, mesh()), ""
         except ShardError as error:
             return None, " ".join(str(error).split())
-        except Exception as error:  # the step's own code may go where this strategy can't
+        except Exception as error:  # the step's own code may raise under this strategy
             return None, described(error)
         finally:
             self._seconds = time.perf_counter() - start

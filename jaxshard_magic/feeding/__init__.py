@@ -1,4 +1,4 @@
-"""Batches taken ahead of a loop and put where the step has them."""
+"""Prefetch of a loop's batches, and their transfer to the devices in the step's sharding."""
 
 from .feed import Feed as Feed
 from .feed import feed as feed

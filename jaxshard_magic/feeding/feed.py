@@ -1,4 +1,4 @@
-"""`feed`: a loop's batches, taken ahead in a thread and put on the devices in the step's own sharding."""
+"""`feed`: prefetch a loop's batches in a thread and put them on the devices in the step's sharding."""
 
 import threading
 import time
@@ -8,15 +8,17 @@ from typing import Any
 
 from ..errors import ShardError, quoted
 from ..step import ShardedStep
-from .ahead import Ahead, Source
-from .batches import as_numpy, mapped, rows
-from .places import Places
-from .position import Position, kind_of, read
+from .batch_placement import BatchPlacement
+from .batch_trees import as_numpy, map_leaves, row_count
+from .position import Position, parse_position, state_kind
+from .prefetch import Prefetcher, SharedLoader
 
 
 class Feed:
-    """A loop's batches, `feed` makes it. Iterate over it as over what it was made of: each loop is a pass over that,
-    and where that is an iterator each goes on where the last one was.
+    """Batches for a loop, made by `feed`.
+
+    Each loop over a feed is a pass over the loader. Where the loader is an iterator, each loop continues where the last
+    one stopped.
     """
 
     def __init__(
@@ -29,214 +31,228 @@ class Feed:
         convert: bool = True,
     ):
         self.iterable = iterable
-        self._ahead = ahead
-        self._places = Places(step, weakref.ref(self))
-        source_rows = _Rows() if drop_last else None
-        places = self._places
+        self._limit = ahead
+        self._placement = BatchPlacement(step, weakref.ref(self))
+        row_filter = _RowFilter() if drop_last else None
+        placement = self._placement
 
+        # `ready` must not refer to `self`: the prefetch thread would keep the feed alive.
         def ready(batch: Any) -> Any:
-            return places.placed(mapped(as_numpy, batch) if convert else batch)
+            return placement.to_devices(map_leaves(as_numpy, batch) if convert else batch)
 
-        wanted = _all if source_rows is None else source_rows.wanted
-        self._source = Source(iterable, threading.Lock(), wanted, ready)
-        self._own = Ahead(self._source, ahead) if isinstance(iterable, Iterator) else None
+        accepts = _accept_all if row_filter is None else row_filter.accepts
+        self._loader = SharedLoader(iterable, threading.Lock(), accepts, ready)
+        self._shared_prefetcher = Prefetcher(self._loader, ahead) if isinstance(iterable, Iterator) else None
         self._passes: list[int] = []
         self._state: Any = None
-        self._begin: tuple[Any, int] | None = None
-        self._first: _Kept | None = None  # batch, until the second is asked for
-        self._until: Position | None = None  # batches before are not loaded
+        self._start: tuple[Any, int] | None = None
+        self._first_batch: _BatchCopy | None = None  # until the second batch is requested
+        self._skip_target: Position | None = None  # of `skip_to`: earlier batches are not loaded
 
-    def __iter__(self) -> "Passing":
-        state, skip = self._begin or (None, 0)
-        if self._begin is None and (self._own is None or not self._passes):
+    def __iter__(self) -> "FeedIterator":
+        state, skip = self._start or (None, 0)
+        if self._start is None and (self._shared_prefetcher is None or not self._passes):
             self._passes.append(0)
-        self._begin = None
-        if self._own is None:
-            return Passing(self, Ahead(self._source, self._ahead, state, skip))
+        self._start = None
+        if self._shared_prefetcher is None:
+            return FeedIterator(self, Prefetcher(self._loader, self._limit, state, skip))
         if state is not None or skip:
-            self._own.go_to(state, skip)
-        return Passing(self, self._own)
+            self._shared_prefetcher.seek(state, skip)
+        return FeedIterator(self, self._shared_prefetcher)
 
     def __len__(self) -> int:
-        """The length of what it was made of, those that `drop_last` leaves out too. Raises TypeError where that has
-        none."""
+        """Return the loader's length, batches dropped by `drop_last` included.
+
+        Raises:
+            TypeError: The loader has no length.
+        """
         return len(self.iterable)  # pyright: ignore[reportArgumentType]
 
     @property
     def wait_share(self) -> float | None:
-        """The share of the time from the second batch on that the devices had nothing to do for want of a batch; None
-        before the third."""
-        return self._places.waits.share
+        """Share of the time, from the second batch on, in which the devices were idle for lack of a batch.
+
+        None before the third batch.
+        """
+        return self._placement.waits.share
 
     def position(self) -> dict[str, Any]:
-        """How far the loop has come, as data that JSON takes: batches that are taken ahead don't count.
+        """Return the loop's position in its data, as JSON data. Prefetched batches do not count.
 
-        `kind` says what brings the loader there again: "grain" and "state", the `state` that its iterator had behind
-        the loop's last batch; "count", nothing but the number of `batches`: the loader must give the same ones in the
-        same order, and those before are loaded again and dropped. `passes` are the batches of each loop so far.
+        `kind` says how the loader returns to the position. For "grain" and "state": by `state`, the iterator's state
+        behind the loop's last batch. For "count": by the number of `batches` alone; the loader must give the same
+        batches in the same order, and earlier batches are loaded again and dropped. `passes` has the number of batches
+        of each loop so far.
 
-        Raises ShardError for a state that JSON can't hold.
+        Raises:
+            ShardError: The loader's state cannot be written as JSON.
         """
-        return self.reached.data()
+        return self.reached.to_json()
 
     @property
     def reached(self) -> Position:
-        """The same as it is, to be kept for each call of a step; its `data()` is what `position` gives."""
+        """The same position as an object, cheap enough to record at each call of a step."""
         kind, state = self._state or ("count", None)
         return Position(kind, tuple(self._passes), state)
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Have the next loop go on behind a `position`. Of "count" the pass that was under way is loaded
-        again up to there.
+        """Start the next loop at a `position`. For kind "count" the unfinished pass is loaded again up to there.
 
-        Raises ShardError for what is no position.
+        Raises:
+            ShardError: `position` is no position.
         """
-        found = read(position)
-        passes = found.passes
+        target = parse_position(position)
+        passes = target.passes
         self._passes = list(passes) or [0]
-        self._state = None if found.state is None else (found.kind, found.state)
-        self._begin = found.state, 0 if found.state is not None else self._passes[-1]
+        self._state = None if target.state is None else (target.kind, target.state)
+        self._start = target.state, 0 if target.state is not None else self._passes[-1]
 
     def skip_to(self, position: Mapping[str, Any]) -> None:
-        """Have the loop that runs come to a `position` without what is before it being loaded: the first batch stands
-        for each of those, in as many loops as there were, and then comes what is behind the position. Of "count" the
-        batches of the position's own loop are loaded then, and dropped.
+        """Bring the running loop to a `position` without loading the data before.
 
-        Raises ShardError for what is no position, one that the loop has passed, and after the second batch.
+        The first batch is repeated in place of each skipped batch, over as many loops as there were; then real batches
+        follow. For kind "count" the batches of the position's own loop are loaded, and dropped.
+
+        Raises:
+            ShardError: `position` is no position or lies before the loop's, or the loop is past its first batch.
         """
-        found = read(position)
-        given = sum(self._passes)
-        if given > found.batches or (given and self._first is None):
+        target = parse_position(position)
+        batch_count = sum(self._passes)
+        if batch_count > target.batches or (batch_count and self._first_batch is None):
             raise ShardError(
-                f"skip_to takes a loop at its first batch to one behind; this one has had {given}, and the position is "
-                f"behind {found.batches}"
+                f"skip_to takes a loop at its first batch to one behind; this one has had {batch_count}, "
+                "and the position is "
+                f"behind {target.batches}"
             )
-        self._until = found if found.batches else None
+        self._skip_target = target if target.batches else None
 
-    def _stand_in(self, ahead: Ahead) -> "_Kept | None":
-        """The first batch once more, for one that is not loaded; None at the position that the loop is brought to,
-        where `ahead` goes on. Raises StopIteration where a loop ended before it."""
-        until, here = self._until, len(self._passes) - 1
-        if until is None or self._first is None:
+    def _placeholder_batch(self, prefetcher: Prefetcher) -> "_BatchCopy | None":
+        """Return the first batch again in place of a skipped one, or None once at the target position of `skip_to`.
+
+        At the target `prefetcher` continues there. Raises StopIteration where a skipped loop ended.
+        """
+        target, loop_index = self._skip_target, len(self._passes) - 1
+        if target is None or self._first_batch is None:
             return None
-        if here == len(until.passes):  # the loop at the position was left there
-            self._until = None
+        if loop_index == len(target.passes):  # the saved run left its last loop at the position
+            self._skip_target = None
             return None
-        if self._passes[here] < until.passes[here]:
-            self._passes[here] += 1
-            at = tuple(self._passes) == until.passes
-            self._state = (until.kind, until.state) if at and until.state is not None else None
-            return self._first
-        if here < len(until.passes) - 1:
+        if self._passes[loop_index] < target.passes[loop_index]:
+            self._passes[loop_index] += 1
+            is_reached = tuple(self._passes) == target.passes
+            self._state = (target.kind, target.state) if is_reached and target.state is not None else None
+            return self._first_batch
+        if loop_index < len(target.passes) - 1:
             raise StopIteration
-        self._until = None
-        if until.state is None:
-            ahead.leave_out(until.passes[here] - ahead.given)
+        self._skip_target = None
+        if target.state is None:
+            prefetcher.skip(target.passes[loop_index] - prefetcher.returned_count)
         else:
-            ahead.go_to(until.state)
+            prefetcher.seek(target.state)
         return None
 
 
-class Passing:
-    """One loop over a feed. What takes batches for it ends when nobody holds it any more."""
+class FeedIterator:
+    """Iterator of one loop over a feed. The prefetch stops when the iterator is garbage collected."""
 
-    def __init__(self, of: Feed, ahead: Ahead):
-        self._of, self._taken_ahead, self._places = of, ahead, of._places
-        self._ended = weakref.finalize(self, _end, ahead, of._places)
+    def __init__(self, owner: Feed, ahead: Prefetcher):
+        self._owner, self._prefetcher, self._placement = owner, ahead, owner._placement
+        self._finalizer = weakref.finalize(self, _stop, ahead, owner._placement)
 
-    def __iter__(self) -> "Passing":
+    def __iter__(self) -> "FeedIterator":
         return self
 
     def __next__(self) -> Any:
-        of = self._of
-        stands = of._stand_in(self._taken_ahead)
-        if stands is not None:
-            return stands.batch()
-        of._first = None
-        taken, waited = self._taken_ahead.take(self._places.busy)
+        owner = self._owner
+        placeholder = owner._placeholder_batch(self._prefetcher)
+        if placeholder is not None:
+            return placeholder.batch()
+        owner._first_batch = None
+        taken, waited = self._prefetcher.next_batch(self._placement.is_busy)
         if taken.error is not None:
-            self._places.let_go()
+            self._placement.stop_watching()
             error, taken = taken.error, None
             if isinstance(error, StopIteration):
                 raise StopIteration
-            trace = error.__traceback__
+            # Drop this package's own frames, so that the traceback begins in the loader.
+            traceback = error.__traceback__
             while (
-                trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS
+                traceback is not None
+                and traceback.tb_next is not None
+                and traceback.tb_frame.f_code.co_filename in _OWN_FILES
             ):
-                trace = trace.tb_next
-            raise error.with_traceback(trace)
-        of._passes[-1] += 1
-        if sum(of._passes) == 1:
-            of._first = _Kept(taken.batch)
-        of._state = None if taken.state is None else (kind_of(of.iterable), taken.state)
-        self._places.waits.gave(time.perf_counter(), waited)
-        self._places.handed(taken.batch)
+                traceback = traceback.tb_next
+            raise error.with_traceback(traceback)
+        owner._passes[-1] += 1
+        if sum(owner._passes) == 1:
+            owner._first_batch = _BatchCopy(taken.batch)
+        owner._state = None if taken.state is None else (state_kind(owner.iterable), taken.state)
+        self._placement.waits.record_batch(time.perf_counter(), waited)
+        self._placement.watch_for(taken.batch)
         return taken.batch
 
 
-class _Kept:
-    """A batch whose containers the loop may change."""
+class _BatchCopy:
+    """Copy of a batch's containers, safe from changes by the loop."""
 
     def __init__(self, batch: Any):
-        self._batch = mapped(_same, batch)
+        self._batch = map_leaves(_identity, batch)
 
     def batch(self) -> Any:
-        return mapped(_same, self._batch)
+        return map_leaves(_identity, self._batch)
 
 
-class _Rows:
-    """Tells batches of fewer rows than the first."""
+class _RowFilter:
+    """Filter of batches with fewer rows than the first."""
 
     def __init__(self) -> None:
         self._first: int | None = None
 
-    def wanted(self, batch: Any) -> bool:
-        here = rows(batch)
+    def accepts(self, batch: Any) -> bool:
+        count = row_count(batch)
         if self._first is None:
-            self._first = here
-        return here is None or self._first is None or here >= self._first
+            self._first = count
+        return count is None or self._first is None or count >= self._first
 
 
-def _all(_: Any) -> bool:
+def _accept_all(_: Any) -> bool:
     return True
 
 
-def _same(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x
 
 
-def _end(ahead: Ahead, places: Places) -> None:
-    ahead.stop()
-    places.let_go()
+def _stop(prefetcher: Prefetcher, placement: BatchPlacement) -> None:
+    prefetcher.stop()
+    placement.stop_watching()
 
 
-_OURS = {__file__, Ahead.take.__code__.co_filename}
+_OWN_FILES = {__file__, Prefetcher.next_batch.__code__.co_filename}
 
 
-def feed(
-    iterable: Iterable[Any], step: ShardedStep | None = None, *, ahead: int = 2, drop_last: bool = False
-) -> Feed:
-    """Take a loop's batches ahead, in a thread, and put them on the devices in the step's own sharding.
+def feed(iterable: Iterable[Any], step: ShardedStep | None = None, *, ahead: int = 2, drop_last: bool = False) -> Feed:
+    """Prefetch a loop's batches in a thread, and put them on the devices in the step's own sharding.
 
-    The loop's batches are the same ones in the same order. From the second or third on their arrays lie on the devices:
-    the first shows which inputs of a step they are, and until then they stay as the loader gave them. `ahead` batches
-    take their memory on the devices beside the one that the step works on. A loader that draws from the same generator
-    of random numbers as the loop gets other draws, as it runs earlier.
+    Batches and their order are unchanged. The first batch shows to which inputs of a step the arrays belong; from the
+    second or third on, arrays are on the devices, and until then they stay as the loader gave them. Prefetched batches
+    take memory on the devices beside the batch in use. The loader runs earlier than it would in the loop: a loader that
+    shares a random generator with the loop draws other numbers.
 
     Args:
-        iterable: what gives batches: any pytrees of arrays of NumPy, JAX or a library with DLPack. Only one thread at a
-            time touches it. On several hosts it gives what the step takes on each (`shard(data="per-host")`).
-        step: the sharded step that they go to; by default the first one that is called with one.
-        ahead: so many batches are taken ahead, and no more.
-        drop_last: leave out batches with fewer rows (dimension 0) than the first. A step with `pad=True` fills them up
-            by itself.
+        iterable: Loader of batches: pytrees of arrays of NumPy, JAX or a library with DLPack. Only one thread at a time
+            uses it. On several hosts, each host's part of the batch (`shard(data="per-host")`).
+        step: The sharded step that receives the batches; by default the first one called with a batch.
+        ahead: Most batches to prefetch.
+        drop_last: Drop batches with fewer rows (dimension 0) than the first. A step with `pad=True` fills them up by
+            itself.
 
     Returns:
-        A `Feed`: what a loop iterates over.
+        A `Feed` to iterate over.
 
     Raises:
-        ShardError: for what can't be iterated over, a step that is none, and an `ahead` below 1. What the loader raises
-            is raised in the loop, at its batch's place.
+        ShardError: `iterable` is not iterable, `step` is no sharded step, or `ahead` is below 1. Errors of the loader
+            are raised in the loop, in place of the batch.
 
     >>> import jax, jaxshard_magic
     >>> import jax.numpy as jnp

@@ -1,1 +1,1 @@
-"""What happens inside a step's gradient call: accumulation, remat, precision."""
+"""Rewriting of a step's gradient calls: microbatches, remat, precision, loss scaling, padding."""

@@ -1,4 +1,4 @@
-"""A step captured at the shapes that the rewriting of its gradients needs."""
+"""Shapes at which a step has to be captured to rewrite its gradient calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,60 +8,73 @@ from ..config.options import GradientOptions
 from ..errors import ShardError
 from ..program.batching.batch import Batch
 from ..program.facts import Facts
-from ..program.mapped import Mapped
+from ..program.per_device import DeviceMapping
 from ..program.trace import Traced, path_name
-from .accumulate import Cut
+from .accumulate import MicrobatchSplit
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Shapes of the step's flat arguments, with `examples` in the place of the batch's `of`; `option` asks for them."""
+class CaptureShapes:
+    """Shapes for one capture of a step.
+
+    Attributes:
+        avals: Avals of the step's flat arguments.
+        option: Option that asks for this capture.
+        examples: Number of examples in `avals`.
+        batch_size: Number of examples in the batch that they replace.
+    """
 
     avals: Sequence[Any]
     option: str
     examples: int
-    of: int
+    batch_size: int
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a step has to be captured at beside its own shapes.
+class NeededCaptures:
+    """Captures of a step needed in addition to the capture at its own shapes.
 
-    Args:
-        padded: with rows that make the batch divide; None where it does.
-        part: one microbatch, of the padded batch where there is one; None without microbatches.
-        cut: how the batch is taken in microbatches.
-        twice: one microbatch and the whole batch with two examples for each, where a microbatch has one; empty where
-            it has more.
-        batch: that of the padded step, or of the step.
-        added: by argument, flat, the dimension that rows are added to and how many.
+    Attributes:
+        padded: Shapes with rows added so that the batch divides; None where it does already.
+        part: Shapes of one microbatch, of the padded batch if there is one; None without microbatches.
+        cut: Division of the batch into microbatches.
+        batch: Batch of the padded step, or of the step.
+        added: Dimension that rows are added to and their number, by flat argument.
+        at_two: Shapes of a microbatch and of the whole batch with two examples for each, for microbatches of one
+            example; empty for larger ones.
     """
 
-    padded: Shapes | None
-    part: Shapes | None
-    cut: Cut | None
+    padded: CaptureShapes | None
+    part: CaptureShapes | None
+    cut: MicrobatchSplit | None
     batch: Batch
     added: Mapping[int, tuple[int, int]]
-    twice: tuple[Shapes, ...] = ()
+    at_two: tuple[CaptureShapes, ...] = ()
 
 
 @dataclass(frozen=True)
 class Captures:
-    """A step with each gradient call as one equation, at its own shapes (`whole`) and at those of `needs`.
+    """Captures of a step, with each gradient call as an equation.
 
-    `mapped`: how it is spread where it is written for one device. `twice`: captures it at the shapes of `needs.twice`,
-    which takes as long as tracing it two times; None where there are none.
+    Attributes:
+        whole: The step at its own shapes.
+        needs: Shapes of the other captures.
+        padded: The step with rows added to its batch.
+        part: The step at one microbatch.
+        mapped: Axes of a `pmap` step, None for other steps.
+        trace_at_two: Captures the step at the shapes of `needs.at_two`; costs as much as tracing it twice. None where
+            there are none.
     """
 
     whole: Traced
-    needs: Needs
+    needs: NeededCaptures
     padded: Traced | None = None
     part: Traced | None = None
-    mapped: Mapped | None = None
-    twice: Callable[[], tuple[Traced, Traced]] | None = None
+    mapped: DeviceMapping | None = None
+    trace_at_two: Callable[[], tuple[Traced, Traced]] | None = None
 
 
-def needs(
+def needed_captures(
     captured: Traced,
     facts: Facts,
     options: GradientOptions,
@@ -69,16 +82,19 @@ def needs(
     *,
     per_device: bool = False,
     pipeline: bool = False,
-) -> Needs:
-    """The shapes at which `captured` has to be captured again.
+) -> NeededCaptures:
+    """Return the shapes at which `captured` has to be captured again.
 
     Args:
-        facts: of the step as it is.
-        shards: in how many parts devices have the batch.
-        per_device: whether the step is what one device does, to whose batch no rows are added.
-        pipeline: whether a pipeline takes the microbatches, which has no use for rows that are added.
+        captured: The step with each gradient call as an equation.
+        facts: Facts of the step as it is.
+        options: Options of the gradients.
+        shards: Number of shards of the batch over devices.
+        per_device: Whether the step is written for one device (`pmap`); no rows are added to its batch.
+        pipeline: Whether a pipeline runs the microbatches; a pipeline has no use for added rows.
 
-    Raises `ShardError` for a batch that can't be taken so.
+    Raises:
+        ShardError: The batch can't be divided or padded as asked.
     """
     padded, added, parts = None, {}, options.microbatches
     batch = larger = facts.batch
@@ -87,42 +103,45 @@ def needs(
         added = _added(captured, batch, more)
         larger = replace(batch, size=batch.size + more)
         avals = _resized(captured, {i: (dim, size + n) for i, (dim, size, n) in added.items()})
-        padded = Shapes(avals, "--pad", batch.size + more, batch.size)
+        padded = CaptureShapes(avals, "--pad", batch.size + more, batch.size)
     cut, part, twice, n = None, None, (), len(captured.consts)
     if parts > 1:
         each = " of each device" if per_device else ""
         cut = _cut(captured, facts, larger, parts, shards, each, pads=not (per_device or pipeline))
         whole = captured.closed.in_avals[n:] if padded is None else padded.avals
-        sizes = {i: (d, whole[i - n].shape[d] // parts) for i, (d,) in larger.dims.items()}
+        sizes = {i: (d, whole[i - n].shape[d] // parts) for i, (d,) in larger.input_dims.items()}
         option = f"--microbatches {parts}"
-        part = Shapes(_resized(captured, sizes), option, cut.each, cut.examples)
-        if cut.each == 1:
+        part = CaptureShapes(_resized(captured, sizes), option, cut.microbatch_size, cut.examples)
+        # JAX traces dimensions of size 1 into other operations (0.10 to 0.12): one example doesn't show the batch
+        # dimension.
+        if cut.microbatch_size == 1:
             double = ({i: (d, 2 * size * k) for i, (d, size) in sizes.items()} for k in (1, parts))
             twice = tuple(
-                Shapes(_resized(captured, each), option, 2 * k, cut.examples)
+                CaptureShapes(_resized(captured, each), option, 2 * k, cut.examples)
                 for each, k in zip(double, (1, parts), strict=True)
             )
     rows = {i - n: (dim, more) for i, (dim, _, more) in added.items()}
-    return Needs(padded, part, cut, larger, rows, twice)
+    return NeededCaptures(padded, part, cut, larger, rows, twice)
 
 
 def _added(captured: Traced, batch: Batch, more: int) -> dict[int, tuple[int, int, int]]:
-    """Of each input that holds examples: their dimension, its size, and how many rows are added for `more` examples."""
+    """Return dimension, size and number of added rows for `more` examples, by input that holds examples."""
     assert batch.size is not None
     added = {}
-    for i, dims in batch.dims.items():
+    for i, dims in batch.input_dims.items():
         if len(dims) != 1 or i < len(captured.consts):
             raise ShardError(
                 f"--pad: {path_name(captured.in_paths[i])} holds the examples where no rows can be added to it"
                 f"{', closed over by the step: pass it as an argument' if i < len(captured.consts) else ''}"
             )
         size = captured.closed.in_avals[i].shape[dims[0]]
+        # An array may have several rows for each example.
         added[i] = dims[0], size, more * (size // batch.size)
     return added
 
 
 def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any]:
-    """The avals of the arguments, some with one dimension of another size: (dimension, size) by input."""
+    """Return the avals of the arguments with some dimensions resized: `(dimension, size)` by input."""
     avals = list(captured.closed.in_avals)
     for i, (dim, size) in sizes.items():
         shape = list(avals[i].shape)
@@ -133,20 +152,21 @@ def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any
 
 def _cut(
     captured: Traced, facts: Facts, batch: Batch, microbatches: int, shards: int, each: str, pads: bool
-) -> Cut:
+) -> MicrobatchSplit:
     option = f"--microbatches {microbatches}"
-    if (why := why_whole(captured, batch)) is not None:
-        fix = _say_where(captured, facts) if batch.joined is None else "leave the option out"
+    if (why := indivisible_reason(captured, batch)) is not None:
+        fix = _say_where(captured, facts) if batch.joining_equation is None else "leave the option out"
         raise ShardError(f"{why}; {fix}", option=option)
     assert batch.size is not None
-    several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
+    several = next((i for i, dims in batch.input_dims.items() if len(dims) != 1), None)
     if several is not None:
         raise ShardError(
-            f"{path_name(captured.in_paths[several])} has the examples along {len(batch.dims[several])} dimensions; a "
+            f"{path_name(captured.in_paths[several])} has the examples along "
+            f"{len(batch.input_dims[several])} dimensions; a "
             "microbatch of it can't be cut out",
             option=option,
         )
-    held = next((i for i in batch.dims if i < len(captured.consts)), None)
+    held = next((i for i in batch.input_dims if i < len(captured.consts)), None)
     if held is not None:
         raise ShardError(
             f"{path_name(captured.in_paths[held])} holds the examples and is closed over by the step; pass it as an "
@@ -163,13 +183,13 @@ def _cut(
             f"{batch.size} examples{each} do not divide into {microbatches} microbatches{over}; {', '.join(ways)}",
             option=option,
         )
-    return Cut(batch.size, microbatches, shards)
+    return MicrobatchSplit(batch.size, microbatches, shards)
 
 
-def why_whole(captured: Traced, batch: Batch) -> str | None:
-    """Why the batch can't be taken apart, in whatever number of microbatches; None where it has a size to divide."""
-    if batch.joined is not None:
-        name = path_name(captured.in_paths[min(batch.dims)]) if batch.dims else "the batch"
+def indivisible_reason(captured: Traced, batch: Batch) -> str | None:
+    """Return the reason why the batch can't be divided into any number of microbatches; None where it can."""
+    if batch.joining_equation is not None:
+        name = path_name(captured.in_paths[min(batch.input_dims)]) if batch.input_dims else "the batch"
         return (
             f"the rows of {name} are made of each other, as the nodes of a graph are by its edges: no microbatch can "
             "be cut out of them"
@@ -178,14 +198,15 @@ def why_whole(captured: Traced, batch: Batch) -> str | None:
 
 
 def has_one_example(captured: Traced, facts: Facts) -> bool:
-    """Return whether all arrays of data have a first dimension of 1: another one may then be taken for the batch."""
+    """Return whether all data arrays have a first dimension of 1, so that another dimension may be taken for the
+    batch."""
     shapes = (captured.closed.in_avals[i].shape for i in facts.roles.data)
     first = [shape[0] for shape in shapes if shape]
     return bool(first) and {*first} == {1}
 
 
 def _say_where(captured: Traced, facts: Facts) -> str:
-    """How to name the batch: by an argument of data that there is."""
+    """Return advice on naming the batch, with one of the step's data arguments."""
     closed_over = len(captured.consts)
     data = (i for i in sorted(facts.roles.data) if i >= closed_over and captured.closed.in_avals[i].shape)
     named = next((path_name(captured.in_paths[i]).partition(".")[0] for i in data), None)

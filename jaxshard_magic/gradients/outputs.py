@@ -1,39 +1,51 @@
-"""What each microbatch gives of a loss, and what the loss of the whole batch gives is made of."""
+"""Values computed by each microbatch, and outputs of the whole batch computed from the values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..program.batching.examples import Constant, Joined, Kept, Summed, Unknown, combine
-from ..program.batching.follow import Followed
+from ..program.batching.batch_labels import Concatenated, Constant, Identical, Summed, UnknownLabel, output_combination
+from ..program.batching.followed_program import FollowedProgram
 from ..program.ir import Value
 from ..program.primitives import is_literal
 from ..program.sizes import nbytes
-from .part import Part
+from .partial_replay import PartialReplay
 
-_ROOM = 2**16  # bytes that a metric may ask of the whole batch, where the batch itself is smaller
+_ROOM = 2**16  # bytes that a metric's values of the whole batch may take even if the batch is smaller
 
 
-class Outputs:
-    """The values that a scan over microbatches gives: `given`, the loss first, each put together as `how[v]` says.
+class MicrobatchOutputs:
+    """Values computed by a scan over microbatches.
 
-    An output that is neither a sum over examples nor one for each of them, such as the largest loss of an example or a
-    perplexity, is computed from those for the whole batch, where that takes no product. `carried`: the outputs that
-    are state, handed from one microbatch to the next. `guessed`: those that are averaged for want of better.
+    An output that is neither a sum over examples nor has a row for each example, such as the largest loss or a
+    perplexity, is computed for the whole batch from values that are, where this takes no product.
+
+    Args:
+        followed: Loss of a microbatch with a batch label for each value.
+        carried: Operand that holds the next value, by position of the aux output, for state handed from one microbatch
+            to the next.
+
+    Attributes:
+        computed: Values of each microbatch, the loss first.
+        combinations: Rule that combines each of `computed` over the microbatches.
+        exact: Whether the loss is a sum over examples, or concatenated from theirs.
+        averaged: Positions of outputs averaged for lack of an exact rule.
     """
 
-    def __init__(self, followed: Followed, carried: Mapping[int, int]):
+    def __init__(self, followed: FollowedProgram, carried: Mapping[int, int]):
         self.followed, self.carried = followed, dict(carried)
         self._small, self._large = followed.small, followed.large
-        self._makers = self._small.maker
-        self.exact = combine(followed.outputs[0], followed.ratio, *self._avals(self._small.outputs[0])).exact
-        self.how: dict[Value, Joined | Summed] = {}
-        self.guessed: list[int] = []
+        self._makers = self._small.producer
+        self.exact = output_combination(
+            followed.output_labels[0], followed.ratio, *self._avals(self._small.outputs[0])
+        ).exact
+        self.combinations: dict[Value, Concatenated | Summed] = {}
+        self.averaged: list[int] = []
         for j, v in enumerate(self._small.outputs):
             if j not in self.carried:
                 self._take(j, v)
         state = [self._small.outputs[j] for j in self.carried]
         self.state = [v for v in state if v is not None]
-        self.given = tuple(self.how)
+        self.computed = tuple(self.combinations)
 
     def _avals(self, v: Value | None) -> tuple[Any, Any]:
         if v is None:
@@ -43,8 +55,8 @@ class Outputs:
     def _take(self, j: int, v: Value | None) -> None:
         if v is None or (v in self._small.inputs and j):
             return
-        label = self.followed.of[v]
-        if isinstance(label, Unknown) and self.exact:
+        label = self.followed.value_labels[v]
+        if isinstance(label, UnknownLabel) and self.exact:
             behind = self._behind(v)
             if behind is not None:
                 for w in behind:
@@ -53,27 +65,31 @@ class Outputs:
         if j == 0 or not isinstance(label, Constant):
             self._give(v)
             if not self.how_of(v).exact:
-                self.guessed.append(j)
+                self.averaged.append(j)
 
-    def how_of(self, v: Value) -> Kept | Joined | Summed:
-        return combine(self.followed.of[v], self.followed.ratio, *self._avals(v))
+    def how_of(self, v: Value) -> Identical | Concatenated | Summed:
+        return output_combination(self.followed.value_labels[v], self.followed.ratio, *self._avals(v))
 
     def _give(self, v: Value) -> None:
         how = self.how_of(v)
-        self.how[v] = Summed(1 / self.followed.ratio, how.exact) if isinstance(how, Kept) else how
+        self.combinations[v] = Summed(1 / self.followed.ratio, how.exact) if isinstance(how, Identical) else how
 
     def _behind(self, v: Value) -> list[Value] | None:
-        """The known values that an unknown one is made of; None where that would be dear, or can't be told."""
+        """Return the values with a known label from which an unknown one is computed.
+
+        None where they can't be determined, where the computation has a product, or where the values take more bytes
+        than both the batch and `_ROOM`.
+        """
         found, seen, todo = [], {v}, [v]
         while todo:
             e = self._makers.get(todo.pop())
-            if e is None or any(i.primitive.product for i in (e, *e.inside())):
+            if e is None or any(i.primitive.is_product for i in (e, *e.nested())):
                 return None
-            for w in e.ins:
-                if w is None or w in seen or isinstance(self.followed.of[w], Constant):
+            for w in e.operands:
+                if w is None or w in seen or isinstance(self.followed.value_labels[w], Constant):
                     continue
                 seen.add(w)
-                if isinstance(self.followed.of[w], Unknown):
+                if isinstance(self.followed.value_labels[w], UnknownLabel):
                     todo.append(w)
                 elif w not in self._small.inputs:
                     found.append(w)
@@ -81,20 +97,25 @@ class Outputs:
         batch = sum(
             nbytes(self._large.avals[v])
             for v in self._large.inputs
-            if not isinstance(self.followed.of[v], Constant)
+            if not isinstance(self.followed.value_labels[v], Constant)
         )
         return found if size <= max(_ROOM, batch) else None
 
     def whole(self, operands: Sequence[Any], values: Mapping[Value, Any], state: Sequence[Any]) -> list:
-        """The outputs of the loss for the whole batch, from the values given and the last state."""
+        """Return the loss's outputs for the whole batch.
+
+        Args:
+            operands: Operands of the whole batch.
+            values: Combined values of the microbatches.
+            state: State after the last microbatch.
+        """
         outs = self._large.outputs
         wanted = [v for j, v in enumerate(outs) if v is not None and j not in self.carried]
-        made = dict(zip(wanted, Part(self._large, wanted, values.keys())(operands, values), strict=True))
+        made = dict(zip(wanted, PartialReplay(self._large, wanted, values.keys())(operands, values), strict=True))
         last = dict(zip(self.carried, state, strict=True))
         literals = self._large.closed.jaxpr.outvars
         return [
-            last[j] if j in last else made[v] if v is not None else _literal(literals[j])
-            for j, v in enumerate(outs)
+            last[j] if j in last else made[v] if v is not None else _literal(literals[j]) for j, v in enumerate(outs)
         ]
 
 

@@ -1,8 +1,8 @@
-"""A captured step on a batch with rows added to it, as `--pad` with `--microbatches` takes it.
+"""Captured step on a padded batch, for `--pad` with `--microbatches`.
 
-The loss is padded before it is differentiated: it reads the numbers of its rows as an operand of its own, by which it
-leaves out those that were added, and divides by the real examples alone. So it is a sum over rows like any other loss,
-and is taken in microbatches like any other.
+The loss is padded before differentiation. An extra operand holds the row numbers: added rows are left out by number,
+and sums are divided by the number of real examples. The padded loss is a sum over rows like any other, and is taken in
+microbatches like any other.
 """
 
 from collections.abc import Sequence
@@ -15,98 +15,108 @@ from jax import lax
 
 from ..errors import ShardError
 from ..program.batching.batch import Batch
-from ..program.batching.follow import told
-from ..program.batching.padding import Padded
-from ..program.capture import Gradient, gradient_p
+from ..program.batching.followed_program import describe_equation
+from ..program.batching.padding import PaddedEmitter
+from ..program.gradient_calls import GradientCall, gradient_p
 from ..program.ir import Equation, Program
 from ..program.primitives import is_literal
-from ..program.replay import Replay, retraced
+from ..program.replay import Replay, retrace
 from ..program.trace import Traced
-from .draws import drawn
-from .rows import places_of
+from .draws import draw_rows
+from .rows import row_positions
 
 
-def with_rows(real: Traced, large: Program, part: Traced, batch: Batch) -> Traced:
-    """`part`, a step captured with some number of rows, with the numbers of `real`, the step of the real rows.
+def pad_step(real: Traced, large: Program, part: Traced, batch: Batch) -> Traced:
+    """Return a step captured with added rows that computes the numbers of the real step.
 
-    `large`: the step captured with all rows that are added; `batch`: where the examples of `real` are.
+    Args:
+        real: The step captured with the real rows.
+        large: The step captured with all added rows.
+        part: The step captured with the number of rows to run.
+        batch: Dimensions of the examples of `real`.
     """
-    i, (dim,) = next(iter(batch.dims.items()))
+    i, (dim,) = next(iter(batch.input_dims.items()))
     sizes = [closed.in_avals[i].shape[dim] for closed in (real.closed, large.closed, part.closed)]
     rows = [size * (batch.size or 0) // sizes[0] for size in sizes]
     step = _Step(Program(real.closed), large, Program(part.closed), rows)
-    return Traced(retraced(step), real.in_paths, real.out_paths, real.consts)
+    return Traced(retrace(step), real.in_paths, real.out_paths, real.consts)
 
 
-class _Step(Padded):
-    """A captured step, whose gradient calls become those of padded losses."""
+class _Step(PaddedEmitter):
+    """Captured step with padded losses in its gradient calls."""
 
     def __init__(self, small: Program, large: Program, part: Program, rows: Sequence[int]):
         self._rows = rows
         super().__init__(small, large, part)
 
-    def mixes(self, small: Equation, large: Equation) -> bool:
-        return large.eqn.primitive is not gradient_p and super().mixes(small, large)
+    def mixes_rows(self, small: Equation, large: Equation) -> bool:
+        # Losses are padded on their own, before differentiation.
+        return large.jaxpr_eqn.primitive is not gradient_p and super().mixes_rows(small, large)
 
-    def equation(self, e: Equation, values: list) -> list:
-        if e.eqn.primitive is not gradient_p:
-            return super().equation(e, values)
+    def run_equation(self, e: Equation, values: list) -> list:
+        if e.jaxpr_eqn.primitive is not gradient_p:
+            return super().run_equation(e, values)
         small, large = (p.equations[e.index].params["gradient"].loss for p in (self._small, self._large))
-        call: Gradient = e.params["gradient"]
+        call: GradientCall = e.params["gradient"]
         real, whole, here = self._rows
         loss = _Loss(Program(small), Program(large), Program(call.loss), real, Fraction(whole, real))
         numbers = lax.iota(jnp.int32, here)
-        closed = retraced(loss, [numbers, *call.loss.in_avals])
-        known = {k + 1: x for k, x in call.known.items()}
-        return gradient_p.bind(numbers, *values, gradient=Gradient(closed, call.closed_over + 1, known))
+        closed = retrace(loss, [numbers, *call.loss.in_avals])
+        known = {k + 1: x for k, x in call.known_constants.items()}
+        return gradient_p.bind(numbers, *values, gradient=GradientCall(closed, call.num_closed_over + 1, known))
 
 
-class _Loss(Padded, Replay):
-    """`loss(numbers, *operands)`: a loss with the numbers of the real rows, `numbers` being those of its rows."""
+class _Loss(PaddedEmitter, Replay):
+    """Loss `loss(numbers, *operands)` with the numbers of the real rows; `numbers` are the row numbers of the
+    operands."""
 
     def __init__(self, small: Program, large: Program, part: Program, examples: int, growth: Fraction):
         self._examples, self._growth = examples, growth
         self._numbers: Any = None
-        self._fixed = {e.index for outer in small.equations if outer.primitive.custom for e in outer.inside()}
+        self._fixed = {
+            e.index for outer in small.equations if outer.primitive.custom_derivative for e in outer.nested()
+        }
         super().__init__(small, large, part)
 
     def __call__(self, numbers: Any, *operands: Any) -> list:
         self._numbers = numbers
         return super().__call__(*operands)
 
-    def numbers(self, size: int) -> Any:
-        return places_of(self._numbers, size)
+    def row_numbers(self, size: int) -> Any:
+        return row_positions(self._numbers, size)
 
-    def mixes(self, small: Equation, large: Equation) -> bool:
-        """Also where a custom derivative rule, whose function runs as it is, would see the rows that are added, and
-        where rows are not in proportion to the examples."""
-        values = [v for v in (*small.ins, *small.outs) if v is not None]
-        shapes = [(self._small.shapes[v], self._large.shapes[v], self.dims(v)) for v in values]
+    def mixes_rows(self, small: Equation, large: Equation) -> bool:
+        """Return whether added rows change the numbers of an equation.
+
+        In addition to the cases of the base class: functions with a custom derivative rule, run unchanged, that would
+        see added rows, and sizes not proportional to the number of examples.
+        """
+        values = [v for v in (*small.operands, *small.results) if v is not None]
+        shapes = [(self._small.shapes[v], self._large.shapes[v], self.padded_dims(v)) for v in values]
         uneven = any(large[d] != self._growth * small[d] for small, large, dims in shapes for d in dims)
-        return (
-            uneven
-            or super().mixes(small, large)
-            or (small.index in self._fixed and self._counts(small, large))
-        )
+        return uneven or super().mixes_rows(small, large) or (small.index in self._fixed and self._counts(small, large))
 
     def _counts(self, small: Equation, large: Equation) -> bool:
-        """Do the numbers of an equation's results depend on how many rows there are?"""
-        literals = zip(small.eqn.invars, large.eqn.invars, strict=True)
-        other = any(
-            is_literal(a) and is_literal(b) and np.any(np.not_equal(a.val, b.val)) for a, b in literals
-        )
+        """Return whether an equation's results depend on the number of rows."""
+        literals = zip(small.jaxpr_eqn.invars, large.jaxpr_eqn.invars, strict=True)
+        other = any(is_literal(a) and is_literal(b) and np.any(np.not_equal(a.val, b.val)) for a, b in literals)
         return other or (
-            not large.doors and self.grown(large) and (self.loses_rows(large) or large.primitive.counted)
+            not large.bodies
+            and self.has_padding(large)
+            and (self.loses_rows(large) or large.primitive.size_dependent_draw)
         )
 
-    def drawn(self, e: Equation, small: Equation, values: list) -> list:
-        """One key for all: the real rows' draw. A key for each row: as it is."""
-        if self.dims(e.ins[0]):
-            return Replay.equation(self, e, values)
-        if any(self.dims(v) for v in e.ins):
+    def draw_results(self, e: Equation, small: Equation, values: list) -> list:
+        """Return a random draw: with one key for all rows, the draw of the real rows; with a key for each row, the draw
+        as it is."""
+        if self.padded_dims(e.operands[0]):
+            return Replay.run_equation(self, e, values)
+        if any(self.padded_dims(v) for v in e.operands):
             raise ShardError(
-                f"--pad: {told(self._large, e.index)} works on several examples at once, so that rows can't be added "
+                f"--pad: {describe_equation(self._large, e.index)} works on several examples at once, so "
+                "that rows can't be added "
                 "to its microbatches; leave --microbatches out, or drop the last, uneven batch"
             )
-        (dim,) = self.dims(e.outs[0])
-        return [drawn(e, small, dim, jnp.minimum(self._numbers, self._examples - 1), values)]
+        (dim,) = self.padded_dims(e.results[0])
+        # Added rows repeat the draw of the last real row.
+        return [draw_rows(e, small, dim, jnp.minimum(self._numbers, self._examples - 1), values)]

@@ -1,4 +1,4 @@
-"""Examples taken in microbatches: which rows each has, arrays cut so and put together again."""
+"""Rows of the batch in each microbatch: splitting arrays and joining them again."""
 
 from typing import Any
 
@@ -6,27 +6,39 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def rows_of(examples: int, microbatches: int, shards: int) -> Any:
-    """The rows of each microbatch, int32[microbatches, examples / microbatches]: an equal part of what each of
-    `shards` devices holds, so that no example moves between them.
+def microbatch_rows(examples: int, microbatches: int, shards: int) -> Any:
+    """Return the rows of each microbatch, int32[microbatches, examples / microbatches].
 
-    >>> rows_of(8, 2, 2).tolist()
+    Each microbatch takes an equal part of every shard, so that no example moves between devices.
+
+    >>> microbatch_rows(8, 2, 2).tolist()
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
-    return split(jnp.arange(examples, dtype=jnp.int32), 0, microbatches, shards)
+    return split_microbatches(jnp.arange(examples, dtype=jnp.int32), 0, microbatches, shards)
 
 
-def split(x: Any, dim: int, microbatches: int, shards: int) -> Any:
-    """`[.., examples at dim, ..]` -> `[microbatches, .., examples / microbatches at dim, ..]`, as in `rows_of`."""
+def split_microbatches(x: Any, dim: int, microbatches: int, shards: int) -> Any:
+    """Split an array into microbatches with the rows of `microbatch_rows`.
+
+    Args:
+        x: Array with the examples along `dim`.
+        dim: Dimension of the examples.
+        microbatches: Number of microbatches.
+        shards: Number of shards of the batch over devices.
+
+    Returns:
+        Array of shape `[microbatches, ..., examples / microbatches at dim, ...]`.
+    """
     before, size, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+    # Shards first: each microbatch takes its rows from every shard, and no row moves between devices.
     cut = x.reshape(*before, shards, microbatches, size // (shards * microbatches), *after)
     return jnp.moveaxis(cut, dim + 1, 0).reshape(microbatches, *before, size // microbatches, *after)
 
 
-def join(parts: Any, dim: int, shards: int) -> Any:
-    """The inverse of `split`.
+def join_microbatches(parts: Any, dim: int, shards: int) -> Any:
+    """Invert `split_microbatches`.
 
-    >>> join(split(jnp.arange(12).reshape(3, 4), 1, 2, 2), 1, 2).tolist()
+    >>> join_microbatches(split_microbatches(jnp.arange(12).reshape(3, 4), 1, 2, 2), 1, 2).tolist()
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """
     n, *shape = parts.shape
@@ -35,10 +47,12 @@ def join(parts: Any, dim: int, shards: int) -> Any:
     return jnp.moveaxis(cut, 0, dim + 1).reshape(*before, n * size, *after)
 
 
-def places_of(rows: Any, size: int) -> Any:
-    """The places in a dimension of `size` of these rows, int32[examples]: several for each row, or one for several.
+def row_positions(rows: Any, size: int) -> Any:
+    """Return the positions of rows in a dimension of `size`, int32.
 
-    >>> places_of(jnp.array([2, 3, 6, 7]), 8).tolist(), places_of(jnp.array([2, 3, 6, 7]), 2).tolist()
+    Each row has several positions, or several rows share one, by the ratio of `size` to the number of rows.
+
+    >>> row_positions(jnp.array([2, 3, 6, 7]), 8).tolist(), row_positions(jnp.array([2, 3, 6, 7]), 2).tolist()
     ([4, 5, 6, 7, 12, 13, 14, 15], [1, 3])
     """
     n = rows.shape[0]

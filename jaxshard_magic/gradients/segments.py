@@ -1,27 +1,31 @@
-"""Where to cut a loss that is rematerialised: what is kept between which equations, and the cuts that keep least."""
+"""Cuts of a rematerialised loss into segments: residuals between equations, and the cuts with the lowest peak."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ..program.flops import counted
+from ..program.flops import count_work
 from ..program.flow import Flow
-from ..program.ir import Program, Scope, Value
+from ..program.ir import Program, SubJaxpr, Value
 from ..program.sizes import nbytes
-from .kept import keeps
+from .residuals import equation_residuals
 
-MOST_PLACES = 96  # to cut at, weighed against each other
+MOST_PLACES = 96  # positions to cut at; the search is quadratic in their number
 
 
 @dataclass(frozen=True)
-class Costs:
-    """The equations of a scope as the cutting sees them, by their position.
+class SegmentCosts:
+    """Costs of a jaxpr's equations, by their position.
 
-    `made`: values that each makes for later ones, `read`: those that it is the last to read, `kept`: those that it is
-    the first to keep for its backward pass. `own`: bytes that it keeps besides, `flops`: of its products, all trips of
-    loops together. `size`: bytes of every value, 0 of the inputs and their casts, which are there all the time;
-    `born`: the position of the equation that makes it.
+    Attributes:
+        made: Values that each equation makes for later equations.
+        read: Values that each equation is the last to read.
+        kept: Values that each equation is the first to save for its backward pass.
+        own: Bytes of further residuals.
+        flops: FLOPs of products, all trips of loops together.
+        size: Bytes of every value. 0 for inputs and their casts, which are in memory all the time.
+        born: Position of the equation that makes each value.
     """
 
     made: tuple[tuple[Value, ...], ...]
@@ -32,25 +36,30 @@ class Costs:
     size: dict[Value, int]
     born: dict[Value, int]
 
-    def inside(self, start: int, stop: int) -> int:
-        """Bytes that the backward pass of these equations needs, what other equations made left out."""
+    def residual_bytes(self, start: int, stop: int) -> int:
+        """Return bytes of residuals of the equations in a range, without values made before the range."""
         values = {v for found in self.kept[start:stop] for v in found if self.born.get(v, -1) >= start}
         return sum(self.own[start:stop]) + sum(self.size[v] for v in values)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Segments (first equation, the one after the last), and the most bytes that their backward passes hold at once."""
+class Segmentation:
+    """Division of equations into segments.
+
+    Attributes:
+        segments: Position of the first equation of each, and the position after its last.
+        peak: Peak bytes of the segments' backward passes.
+    """
 
     segments: tuple[tuple[int, int], ...]
     peak: int
 
 
-def costs(program: Program, scope: Scope) -> Costs:
-    """What the equations of a scope keep and what crosses between them."""
-    born = {v: k for k, e in enumerate(scope.equations) for v in e.outs}
-    last = {v: k for k, e in enumerate(scope.equations) for v in e.ins if v in born}
-    kept = keeps(scope)
+def costs(program: Program, scope: SubJaxpr) -> SegmentCosts:
+    """Return residuals of a jaxpr's equations, and the values between them."""
+    born = {v: k for k, e in enumerate(scope.equations) for v in e.results}
+    last = {v: k for k, e in enumerate(scope.equations) for v in e.operands if v in born}
+    kept = equation_residuals(scope)
     first: dict[Value, int] = {}
     for k, found in enumerate(kept):
         for v in found.values:
@@ -62,7 +71,7 @@ def costs(program: Program, scope: Scope) -> Costs:
             lists[k].append(v)
         return tuple(map(tuple, lists))
 
-    return Costs(
+    return SegmentCosts(
         made=at({v: born[v] for v in last}),
         read=at(last),
         kept=at(first),
@@ -73,21 +82,25 @@ def costs(program: Program, scope: Scope) -> Costs:
     )
 
 
-def best_cuts(costs: Costs, start: int, stop: int, most: int) -> list[Cut]:
-    """For 1, 2, ... `most` segments of the equations from `start` to `stop` the cut whose peak is lowest, as far as
-    there are places to cut; of equal ones that which does least again.
+def best_segmentations(costs: SegmentCosts, start: int, stop: int, most: int) -> list[Segmentation]:
+    """Return the cut with the lowest peak for each number of segments from 1 to `most`.
 
-    A segment holds its outputs until all later ones have had their backward pass, and what is inside of it while its
-    own runs: from segment i on that takes `max(inside_i, outputs_i + what it takes from segment i + 1 on)`. The last
-    segment's backward pass begins where its forward pass ends: what is inside of it is kept in any case.
+    Fewer cuts come back where there are too few positions to cut at. Among equal cuts the one with the fewest
+    recomputed FLOPs wins. A segment stores its outputs until all later segments have had their backward pass, and its
+    residuals during its own: the segments from i on take `max(residuals_i, outputs_i + segments from i + 1 on)` bytes.
+    The last segment's backward pass begins where the forward pass ends, with the residuals in memory in any case.
+
+    Args:
+        costs: Costs of the equations.
+        start: Position of the first equation.
+        stop: Position after the last equation.
+        most: Highest number of segments.
     """
     places = [start, *_places(costs, start, stop, most), stop]
     inside, out = zip(*(_ranges(costs, k, places) for k in range(len(places) - 1)), strict=True)
     flops = [0, *accumulate(costs.flops)]
     end = len(places) - 1
-    table = [
-        [(inside[a][-1], 0, end) for a in range(end)]
-    ]  # peak, FLOPs done again, end of the first segment
+    table = [[(inside[a][-1], 0, end) for a in range(end)]]  # (peak, recomputed FLOPs, end of the first segment)
     for count in range(2, min(most, end) + 1):
         rest = table[-1]
         row = []
@@ -102,11 +115,16 @@ def best_cuts(costs: Costs, start: int, stop: int, most: int) -> list[Cut]:
             )
             row.append(min(ways))
         table.append(row)
-    return [Cut(_segments(table[: k + 1], places), row[0][0]) for k, row in enumerate(table)]
+    return [Segmentation(_segments(table[: k + 1], places), row[0][0]) for k, row in enumerate(table)]
 
 
-def fewest(cuts: Sequence[Cut], at_least: int = 1) -> Cut:
-    """Of the cuts into 1, 2, ... segments the first that comes within 10 % of the lowest peak."""
+def fewest(cuts: Sequence[Segmentation], at_least: int = 1) -> Segmentation:
+    """Return the cut with the fewest segments, `at_least` or more, within 10 % of the lowest peak.
+
+    Args:
+        cuts: Best cuts into 1, 2, ... segments.
+        at_least: Lowest number of segments.
+    """
     allowed = cuts[min(at_least, len(cuts)) - 1 :]
     low = min(cut.peak for cut in allowed)
     return next(cut for cut in allowed if cut.peak <= 1.1 * low)
@@ -121,8 +139,9 @@ def _segments(table: Sequence[Sequence[tuple[int, int, int]]], places: Sequence[
     return tuple(found)
 
 
-def _places(costs: Costs, start: int, stop: int, most: int) -> list[int]:
-    """Where to cut: where no more bytes cross than on either side; everywhere if that is too few places."""
+def _places(costs: SegmentCosts, start: int, stop: int, most: int) -> list[int]:
+    """Return positions to cut at: local minima of the bytes that cross, or all positions where the minima are too
+    few."""
     crossing = dict(zip(range(start + 1, stop), _ranges(costs, 0, range(start, stop))[1], strict=True))
     low = [p for p in crossing if _is_low(crossing, p)]
     chosen, room = low if len(low) >= most - 1 else list(crossing), max(MOST_PLACES, most - 1)
@@ -137,8 +156,9 @@ def _is_low(crossing: dict[int, int], place: int) -> bool:
     return all(here <= crossing.get(beside, here) for beside in (place - 1, place + 1))
 
 
-def _ranges(costs: Costs, first: int, places: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For the equations from the `first` of the places up to each later one: bytes inside, and bytes that leave."""
+def _ranges(costs: SegmentCosts, first: int, places: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return bytes of residuals inside and bytes of values leaving, for the equations from position `first` to each
+    later one."""
     start = places[first]
     inside, out = [], []
     held = live = 0
@@ -151,27 +171,27 @@ def _ranges(costs: Costs, first: int, places: Sequence[int]) -> tuple[list[int],
     return inside, out
 
 
-def _bytes(costs: Costs, values: Sequence[Value], start: int) -> int:
+def _bytes(costs: SegmentCosts, values: Sequence[Value], start: int) -> int:
     return sum(costs.size[v] for v in values if costs.born.get(v, -1) >= start)
 
 
-def _sizes(program: Program, scope: Scope) -> dict[Value, int]:
-    """Bytes of every value of a scope; what is an input in another form, and no larger, costs nothing to keep."""
-    size = {v: nbytes(program.avals[v]) for e in scope.equations for v in e.outs}
-    free = {*scope.ins, *scope.const_values}
+def _sizes(program: Program, scope: SubJaxpr) -> dict[Value, int]:
+    """Return bytes of every value of a jaxpr; 0 for another form of an input that is no larger."""
+    size = {v: nbytes(program.avals[v]) for e in scope.equations for v in e.results}
+    free = {*scope.inputs, *scope.const_values}
     largest = {v: nbytes(program.avals[v]) for v in free}
     for e in scope.equations:
-        if e.primitive.alias and e.ins[0] in free:
-            forms = [v for v in e.outs if size[v] <= largest[e.ins[0]]]
+        if e.primitive.alias and e.operands[0] in free:
+            forms = [v for v in e.results if size[v] <= largest[e.operands[0]]]
             free.update(forms)
             largest.update((v, size[v]) for v in forms)
     return size | dict.fromkeys(free, 0)
 
 
-def _flops(program: Program, scope: Scope) -> tuple[int, ...]:
-    """FLOPs of the products of each equation, those in its bodies with it."""
+def _flops(program: Program, scope: SubJaxpr) -> tuple[int, ...]:
+    """Return FLOPs of the products of each equation and its bodies."""
     indices = [e.index for e in scope.equations]
     found = [0] * len(indices)
-    for work in counted(program, Flow(program)):
+    for work in count_work(program, Flow(program)):
         found[bisect_right(indices, work.equation) - 1] += work.flops
     return tuple(found)

@@ -1,9 +1,9 @@
-"""The history: every Report, kept in one database across kernels and notebooks."""
+"""History of Reports in one database, shared by kernels and notebooks."""
 
 from .calibration import Calibration as Calibration
 from .calibration import calibration as calibration
-from .database import Unkept as Unkept
-from .listed import SHOWN as SHOWN
-from .listed import History as History
+from .database import HistoryError as HistoryError
+from .history_table import SHOWN as SHOWN
+from .history_table import History as History
 from .row import Row as Row
 from .store import Store as Store

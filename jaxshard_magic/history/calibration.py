@@ -1,4 +1,4 @@
-"""How well predictions did: the steps that a chip ran beside what was predicted for it."""
+"""Accuracy of time predictions: measured over predicted step time, by chip and strategy."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,14 +6,22 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..report.written import Shown
+from ..report.records import Displayable
 from .row import Row
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Measured over predicted seconds of a step, of `count` reports of one strategy on one chip: above 1 is slower than
-    predicted."""
+    """Measured over predicted seconds of a step, for one strategy on one chip; above 1 is slower than predicted.
+
+    Attributes:
+        chip: Name of the chip.
+        strategy: Name of the strategy.
+        count: Number of reports.
+        low: Lowest ratio.
+        median: Median ratio.
+        high: Highest ratio.
+    """
 
     chip: str
     strategy: str
@@ -24,26 +32,35 @@ class Ratio:
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Shown):
-    """Predicted beside measured, of reports whose step ran on the chip that it was predicted for; `left` have no
-    measured step of a chip, or no prediction for it. `asked`: what was searched for, empty for all."""
+class Calibration(Displayable):
+    """Measured over predicted step time, for steps run on the chip of the prediction.
+
+    Attributes:
+        ratios: Ratios by chip and strategy, most reports first.
+        left: Number of reports without a measured step on a chip, or without a prediction for that chip.
+        asked: Search text; empty for all reports.
+    """
 
     ratios: tuple[Ratio, ...]
     left: int
     asked: str = ""
 
-    def _ways(self) -> tuple[Any, Any, Any]:
+    def _renderers(self) -> tuple[Any, Any, Any]:
         from ..views import calibration
 
         return calibration.to_text, calibration.to_html, calibration.page
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         return f"<Calibration: {sum(each.count for each in self.ratios)} measured steps>"
 
 
 def calibration(rows: Iterable[Row], asked: str = "") -> Calibration:
-    """Of these rows those of steps that ran on the chip they were predicted for, by chip and strategy, those with most
-    reports first."""
+    """Compare measured with predicted step times, by chip and strategy.
+
+    Args:
+        rows: Rows of the history.
+        asked: Search text that selected the rows, for display.
+    """
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     left = 0
     for row in rows:
@@ -52,7 +69,6 @@ def calibration(rows: Iterable[Row], asked: str = "") -> Calibration:
         else:
             left += 1
     ratios = [
-        Ratio(chip, strategy, len(all_), min(all_), median(all_), max(all_))
-        for (chip, strategy), all_ in found.items()
+        Ratio(chip, strategy, len(all_), min(all_), median(all_), max(all_)) for (chip, strategy), all_ in found.items()
     ]
     return Calibration(tuple(sorted(ratios, key=lambda r: (-r.count, r.chip, r.strategy))), left, asked)

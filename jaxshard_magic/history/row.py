@@ -1,4 +1,4 @@
-"""A line of the history: what its table tells of a report, read once, when the report is kept."""
+"""Rows of the history: the figures of a report shown in its table, extracted once, when the report is stored."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +9,35 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ..report import Report
 from ..report.comparison import Trial
-from ..report.parts import finite, mesh_text
-from ..report.plain import plain
+from ..report.json_data import to_plain
+from ..report.parts import finite_or_none, mesh_text
 
 
 @dataclass(frozen=True)
 class Row:
-    """A report that was kept; what is not known of it is None, and never 0.
+    """Stored report. Unknown values are None, never 0.
 
-    `at` is when it was kept, in the local time zone; `typed` the options as they are typed, `--microbatches 8`;
-    `device` the kind of its devices, `on` the chip that `predicted_s` is of. Times are seconds of a step, the measured
-    one the median; `peak` bytes on the fullest device, `limit` those it has room for, `sent` those that one device
-    sends in a step. `passed`: whether the numbers were those of the plain step; None where that is unknown.
+    Attributes:
+        id: Number of the report.
+        at: Time of storing, in the local time zone.
+        notebook: Name or path of the notebook.
+        name: Name of the step.
+        strategy: Name of the strategy.
+        mesh: Axes as text, such as `data=4 model=2`.
+        options: Options of the report.
+        typed: Options as typed, such as `--microbatches 8`.
+        device: Kind of the devices.
+        source: Origin of the devices: `attached`, `simulated` or `topology`.
+        step_s: Measured seconds of a step, the median.
+        predicted_s: Predicted seconds of a step.
+        on: Chip of the prediction.
+        peak: Bytes on the fullest device.
+        limit: Memory of that device in bytes.
+        fits: Whether the step fits in memory.
+        sent: Bytes sent by one device in a step.
+        passed: Whether the numbers equal the plain step's.
+        versions: Versions of the packages, by name.
+        has_cell: Whether the cell is stored too.
     """
 
     id: int
@@ -28,11 +45,11 @@ class Row:
     notebook: str | None
     name: str
     strategy: str
-    mesh: str  # "data=4 model=2"
+    mesh: str
     options: dict[str, Any]
     typed: str
     device: str
-    source: str  # attached | simulated | topology
+    source: str
     step_s: float | None
     predicted_s: float | None
     on: str | None
@@ -49,21 +66,17 @@ def _local_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).astimezone()
 
 
-_known = lru_cache(json.loads)
+_parse_cached = lru_cache(json.loads)
 
 
 def _versions(text: str) -> dict[str, str]:
-    """Thousands of rows have the same."""
-    return dict(_known(text))
+    """Parse package versions; cached, as thousands of rows have the same."""
+    return dict(_parse_cached(text))  # a copy: the cached one would be shared by rows
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    """What a value of an annotation is: a float may be a whole number."""
-    kinds = (
-        [get_origin(each) or each for each in get_args(hint) or (hint,)]
-        if get_origin(hint) is not dict
-        else [dict]
-    )
+    """Return the types of an annotation's values: int is valid for float."""
+    kinds = [get_origin(each) or each for each in get_args(hint) or (hint,)] if get_origin(hint) is not dict else [dict]
     return (*kinds, int) if float in kinds else tuple(kinds)
 
 
@@ -81,8 +94,8 @@ _LOADERS = tuple(_LOADS.get(name) for name in COLUMNS)
 _TYPES = tuple(_types(hint) for hint in get_type_hints(Row).values())
 
 
-def facts(report: Report) -> dict[str, Any]:
-    """The columns that a report alone determines."""
+def report_columns(report: Report) -> dict[str, Any]:
+    """Return the columns that follow from a report alone."""
     from ..views import words
 
     mesh, timing, check = report.mesh, report.timing, report.check
@@ -92,40 +105,50 @@ def facts(report: Report) -> dict[str, Any]:
         "name": report.name,
         "strategy": report.strategy,
         "mesh": mesh_text(mesh.axes),
-        "options": plain(report.options),
+        "options": to_plain(report.options),
         "typed": words.options_text(report),
         "device": mesh.device_kind,
         "source": mesh.source,
-        "step_s": finite(trial.measured),
-        "predicted_s": finite(trial.predicted),
+        "step_s": finite_or_none(trial.measured),
+        "predicted_s": finite_or_none(trial.predicted),
         "on": None if timing is None else timing.on,
         "peak": trial.peak,
         "limit": trial.limit,
         "fits": trial.fits,
         "sent": None if sent is None else sum(sent.values()),
+        # Equality with a reference written by hand says nothing about the plain step.
         "passed": None if check is None or (check.passed and check.by_hand) else check.passed,
     }
 
 
-def searched(columns: Mapping[str, Any], cell: str | None) -> str:
-    """What a word is looked for in: the columns that hold words, and the cell, as `folded`."""
-    told = (_stored(columns[name]) for name in _SEARCHED)
-    return folded("\n".join([*(text for text in told if text), cell or ""]))
+def search_text(columns: Mapping[str, Any], cell: str | None) -> str:
+    """Return the text that searches look in: columns with words and the cell, folded by `fold_case`.
+
+    Args:
+        columns: Columns of the row.
+        cell: Source of the cell, or None.
+    """
+    told = (_sqlite_value(columns[name]) for name in _SEARCHED)
+    return fold_case("\n".join([*(text for text in told if text), cell or ""]))
 
 
-def folded(text: str) -> str:
-    """`text` in a form in which upper and lower case are alike, and that UTF-8 can write."""
+def fold_case(text: str) -> str:
+    """Return `text` casefolded and encodable as UTF-8."""
     return encodable(text.casefold())
 
 
-def stored(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns as SQLite holds them."""
-    return {name: _stored(value) for name, value in columns.items()}
+def sqlite_values(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns as values for SQLite."""
+    return {name: _sqlite_value(value) for name, value in columns.items()}
 
 
-def row_of(values: Sequence[Any]) -> Row:
-    """The row of what SQLite holds in `COLUMNS`, where each value is of any type. Raises TypeError, and what reading
-    text raises, for one that was not written as it is."""
+def parse_row(values: Sequence[Any]) -> Row:
+    """Return the row of SQLite's values for `COLUMNS`, each of any type.
+
+    Raises:
+        TypeError: A value has another type than written by this package.
+        ValueError: A value can't be parsed; other parsing errors pass as well.
+    """
     pairs = zip(_LOADERS, values, strict=True)
     loaded: list[Any] = [value if load is None or value is None else load(value) for load, value in pairs]
     if not all(map(isinstance, loaded, _TYPES)):
@@ -133,11 +156,12 @@ def row_of(values: Sequence[Any]) -> Row:
     return Row(*loaded)
 
 
-def _stored(value: Any) -> Any:
+def _sqlite_value(value: Any) -> Any:
     held = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
     return encodable(held) if isinstance(held, str) else held
 
 
 def encodable(text: str) -> str:
-    """`text` in a form that UTF-8 can write: names of files may hold bytes that no text has."""
+    """Return `text` with characters that UTF-8 can't encode replaced by `?`."""
+    # File names may contain bytes that are no UTF-8; Python represents these as lone surrogates.
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Reports in and out of the history, the oldest dropped when there are too many."""
+"""Store of Reports in the history; drops the oldest beyond a limit."""
 
 import json
 import os
@@ -14,17 +14,17 @@ from uuid import uuid4
 
 import platformdirs
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, list_names
 from ..files import inflated
 from ..report import Report
-from .database import Database, Unkept
-from .row import COLUMNS, Row, encodable, facts, folded, row_of, searched, stored
+from .database import Database, HistoryError
+from .row import COLUMNS, Row, encodable, fold_case, parse_row, report_columns, search_text, sqlite_values
 
 MOST = 20_000  # reports
-MOST_BYTES = 256 * 2**20  # of them and their cells, compressed
-MOST_TEXT = 256 * 2**20  # bytes of one of them as JSON
-WAIT = 10.0  # seconds, for another process that writes
-LEVEL = 1  # of compression: higher ones save a few percent of a large report, and take six times as long
+MOST_BYTES = 256 * 2**20  # bytes of all reports and cells, compressed
+MOST_TEXT = 256 * 2**20  # bytes of one report as JSON
+WAIT = 10.0  # seconds to wait for another process that writes
+LEVEL = 1  # of zlib: higher levels save a few percent of a large report and take six times as long
 
 _SELECT = "SELECT " + ", ".join(f'report."{name}"' for name in COLUMNS) + " FROM report"
 _NEAR = 3
@@ -33,16 +33,18 @@ T = TypeVar("T")
 
 
 class Store:
-    """The history in one file. Nothing is opened or made before it is needed, and nothing stays open: any thread, any
-    process and any number of notebooks may use the same file at once.
+    """History in one SQLite file.
 
-    Its methods raise Unkept, and nothing else, where the file can't be read or written; one that is damaged is moved
-    aside and a new one begun, and `tell` is called with a line that says so.
+    The file is created on first use and open only during a call: any thread, any process and any number of notebooks
+    may use the same file at once.
+
+    Methods raise `HistoryError` where the file can't be read or written. A damaged file is moved aside and a new one
+    begun, with a call of `tell`.
 
     Args:
-        path: the file; by default what the variable JAXSHARD_HISTORY says, or one in the user's data folder.
-        wait: seconds to wait for another process that writes.
-        tell: `warnings.warn` by default.
+        path: Database file; by default the variable JAXSHARD_HISTORY, or a file in the user's data folder.
+        wait: Seconds to wait for another process that writes.
+        tell: Called with a line about a damaged file; `warnings.warn` by default.
     """
 
     def __init__(
@@ -60,13 +62,16 @@ class Store:
         return f"<Store {str(self.path)!r}>"
 
     def reserve(self, count: int) -> range:
-        """So many numbers, one after the other, that no other report gets; for `add`. Raises Unkept."""
+        """Reserve consecutive numbers for `add`, which no other report gets.
+
+        Raises:
+            HistoryError: The file can't be written.
+        """
 
         def take(connection: sqlite3.Connection) -> range:
-            updated = connection.execute(
-                "UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'report'", (count,)
-            )
-            if not updated.rowcount:  # nothing was ever added
+            updated = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'report'", (count,))
+            # SQLite creates the row of a table at its first insert.
+            if not updated.rowcount:
                 connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (count,))
             ((last,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'report'")
             return range(last - count + 1, last + 1)
@@ -82,23 +87,28 @@ class Store:
         versions: Mapping[str, str],
         number: int | None = None,
     ) -> int:
-        """Keep a report with the cell that made it, and return its number.
+        """Store a report with its cell.
 
         Args:
-            number: one that was reserved; the next by default.
-            cell: the source of the cell.
-            notebook: its name or path.
-            versions: those of the packages that ran it.
+            report: Report.
+            cell: Source of the cell that made the report; None without one.
+            notebook: Name or path of the notebook.
+            versions: Versions of the packages in use, by name.
+            number: Reserved number; the next one by default.
 
-        Raises Unkept.
+        Returns:
+            The number of the report.
+
+        Raises:
+            HistoryError: The file can't be written, or the report is too large.
         """
         known = {"notebook": notebook, "versions": dict(versions), "has_cell": cell is not None}
-        columns = facts(report) | known | {"at": time.time(), "writer": self._writer}
+        columns = report_columns(report) | known | {"at": time.time(), "writer": self._writer}
         content = _content(columns, cell, report)
 
         def insert(connection: sqlite3.Connection) -> int:
             given = {"size": _size(content)} | ({} if number is None else {"id": number})
-            made = _insert(connection, "report", stored(columns) | given)
+            made = _insert(connection, "report", sqlite_values(columns) | given)
             _insert(connection, "content", content | {"id": made})
             _drop_oldest(connection)
             return made
@@ -106,11 +116,16 @@ class Store:
         return self._database.write(insert)
 
     def replace(self, number: int, report: Report) -> None:
-        """The same run, reported again: number, cell and time stay. For reports that this Store added.
+        """Replace a report of this Store by a later one of the same run; number, cell and time stay.
 
-        Raises Unkept, also where the report is no longer there.
+        Args:
+            number: Number of the report.
+            report: Later report.
+
+        Raises:
+            HistoryError: The file can't be written, or the report has been removed.
         """
-        columns = facts(report)
+        columns = report_columns(report)
 
         def update(connection: sqlite3.Connection) -> None:
             found = connection.execute(
@@ -118,10 +133,10 @@ class Store:
                 (number, self._writer),
             ).fetchone()
             if found is None:
-                raise Unkept(f"report {number} is no longer in the history {self.path}: run its cell again")
-            notebook, cell = found[0], None if found[1] is None else _text(found[1])
+                raise HistoryError(f"report {number} is no longer in the history {self.path}: run its cell again")
+            notebook, cell = found[0], None if found[1] is None else _decompress(found[1])
             content = _content(columns | {"notebook": notebook}, cell, report)
-            _update(connection, "report", number, stored(columns) | {"size": _size(content)})
+            _update(connection, "report", number, sqlite_values(columns) | {"size": _size(content)})
             _update(connection, "content", number, content)
             _drop_oldest(connection)
 
@@ -137,16 +152,19 @@ class Store:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> list[Row]:
-        """What is in the history, newest first.
+        """Return rows, newest first; rows damaged on disk are left out, with a call of `tell`.
 
         Args:
-            words: each must occur in the name, strategy, mesh, options, device, notebook or the cell; upper and lower
-                case are alike.
-            strategy, name: exactly so.
-            since, until: from the first on, before the second; without a time zone in the local one.
-            limit: of the newest so many.
+            words: Words that must all occur in name, strategy, mesh, options, device, notebook or cell; case is
+                ignored.
+            strategy: Exact strategy.
+            name: Exact name.
+            since: Earliest time, inclusive; local time if naive.
+            until: Latest time, exclusive; local time if naive.
+            limit: Maximum number of rows.
 
-        Raises Unkept.
+        Raises:
+            HistoryError: The file can't be read.
         """
         asked: dict[str, Any] = {
             "strategy = ?": None if strategy is None else encodable(strategy),
@@ -156,14 +174,15 @@ class Store:
         }
         asked = {clause: value for clause, value in asked.items() if value is not None}
         clauses = [*asked, *["instr(searched, ?)"] * len(words)]
+        # Texts are in a table of their own, so that a search without words does not read them.
         sql = _SELECT + " JOIN content USING (id)" * bool(words)
         sql += f" WHERE {' AND '.join(clauses)}" * bool(clauses) + " ORDER BY report.id DESC LIMIT ?"
-        values = [*asked.values(), *map(folded, words), -1 if limit is None else limit]
+        values = [*asked.values(), *map(fold_case, words), -1 if limit is None else limit]
         found = self._database.read(lambda c: c.execute(sql, values).fetchall(), [])
         rows, damaged = list[Row](), list[int]()
         for each in found:
             try:
-                rows.append(row_of(each))
+                rows.append(parse_row(each))
             except (ValueError, TypeError, OverflowError, OSError, RecursionError):
                 damaged.append(each[0])
         if damaged:
@@ -172,17 +191,17 @@ class Store:
         return rows
 
     def report(self, number: int) -> Report:
-        """The report of a number, in full. Raises ShardError where there is none, or this one is damaged."""
+        """Return a report in full. Raises ShardError for an unknown number or a damaged report."""
         return Report.from_json(self._content_of(number)[0])
 
     def cell(self, number: int) -> str | None:
-        """The source of the cell that made a report; None where it had none. Raises ShardError where there is no such
-        report, or this one is damaged."""
+        """Return the source of the cell that made a report; None without one. Raises ShardError for an unknown number
+        or a damaged report."""
         return self._content_of(number)[1]
 
     def contents(self, numbers: Iterable[int]) -> dict[int, tuple[str, str | None]]:
-        """Of each number the report as JSON text, and its cell; those that are not there are left out. Raises
-        ShardError where one is damaged."""
+        """Return JSON text and cell of reports, by number; unknown numbers are left out. Raises ShardError for a
+        damaged report."""
         chosen = list(numbers)
 
         def select(connection: sqlite3.Connection) -> list[tuple[int, bytes, bytes | None]]:
@@ -192,7 +211,7 @@ class Store:
         read = dict[int, tuple[str, str | None]]()
         for number, report, cell in self._database.read(select, []):
             try:
-                read[number] = _text(report), None if cell is None else _text(cell)
+                read[number] = _decompress(report), None if cell is None else _decompress(cell)
             except (ValueError, TypeError, MemoryError):
                 raise self._damaged(number) from None
         return read
@@ -208,7 +227,7 @@ class Store:
         return found
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Take reports out. Raises ShardError where one of them is not there: then all of them stay."""
+        """Remove reports; all stay, with a ShardError, if one is unknown."""
         chosen = list(dict.fromkeys(numbers))
 
         def delete(connection: sqlite3.Connection) -> None:
@@ -219,12 +238,12 @@ class Store:
         self._database.write(delete)
 
     def clear(self) -> None:
-        """Take all reports out; numbers go on from where they are."""
+        """Remove all reports; numbering continues."""
         self._database.write(lambda connection: connection.execute("DELETE FROM report"))
 
 
 def default_path() -> Path:
-    """What the variable JAXSHARD_HISTORY says, or a file in the user's data folder."""
+    """Return the path in the variable JAXSHARD_HISTORY, or a file in the user's data folder."""
     given = os.environ.get("JAXSHARD_HISTORY")
     return Path(os.path.expanduser(given)) if given else _data_folder() / "history.sqlite3"
 
@@ -236,28 +255,30 @@ def _data_folder() -> Path:
 def _content(columns: Mapping[str, Any], cell: str | None, report: Report) -> dict[str, Any]:
     text = json.dumps(report.to_dict(), allow_nan=False)
     content = {
-        "searched": searched(columns, cell),
-        "cell": None if cell is None else _packed(cell),
-        "report": _packed(text),
+        "searched": search_text(columns, cell),
+        "cell": None if cell is None else _compress(cell),
+        "report": _compress(text),
     }
+    # JSON is ASCII, a byte per character; a character of a cell takes up to 4 bytes.
     if _size(content) > MOST_BYTES or len(text) > MOST_TEXT or len(cell or "") > MOST_TEXT // 4:
-        raise Unkept(
+        raise HistoryError(
             f"this report is larger than the {MOST_BYTES:,} bytes that the history keeps: report.to_json() writes it"
         )
     return content
 
 
-def _packed(text: str) -> bytes:
+def _compress(text: str) -> bytes:
+    # A cell may contain lone surrogates, which plain UTF-8 refuses.
     return zlib.compress(text.encode("utf-8", "surrogatepass"), LEVEL)
 
 
-def _text(packed: Any) -> str:
-    """Raises ValueError and TypeError for what is none of `_packed`."""
+def _decompress(packed: Any) -> str:
+    """Return the text of compressed bytes. Raises ValueError or TypeError for other values."""
     return inflated(packed, MOST_TEXT).decode("utf-8", "surrogatepass")
 
 
 def _size(content: Mapping[str, Any]) -> int:
-    """Bytes that the values take."""
+    """Return the total bytes of the values."""
     return sum(len(v.encode() if isinstance(v, str) else v) for v in content.values() if v is not None)
 
 
@@ -272,7 +293,7 @@ def _update(connection: sqlite3.Connection, table: str, number: int, values: Map
 
 
 def _drop_oldest(connection: sqlite3.Connection) -> None:
-    """Until there are at most so many, and so many bytes."""
+    """Delete the oldest reports beyond `MOST` reports or `MOST_BYTES` bytes."""
     ((count, size),) = connection.execute("SELECT count(*), total(size) FROM report")
     if count > MOST or size > MOST_BYTES:
         connection.execute(
@@ -290,7 +311,7 @@ def _no_report(connection: sqlite3.Connection, number: int) -> ShardError:
     if latest is None:
         return _none_yet(number)
     return ShardError(
-        f"no report {number} in the history; the nearest are {one_of(sorted(near))}, the latest is {latest}"
+        f"no report {number} in the history; the nearest are {list_names(sorted(near))}, the latest is {latest}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Several hosts from one notebook: engines of ipyparallel under `jax.distributed`, and cells that run on all."""
+"""Multi-host meshes from one notebook: ipyparallel engines joined under `jax.distributed`, with every cell run on
+all."""
 
 from .spec import HostsSpec
 

@@ -1,68 +1,83 @@
-"""The hosts of a cluster examined from the kernel: who answers, then what each finds of the others. It always ends."""
+"""Examine the hosts of a cluster from the kernel, within a time limit."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from ..doctor.findings import Finding
-from ..doctor.hosts import Host, findings
-from ..doctor.reach import LIMIT_S, Reached, reach
-from ..packages import running
+from ..doctor.findings import DoctorFinding
+from ..doctor.hosts import Host, host_findings
+from ..doctor.reachability import LIMIT_S, Reachability, reach
+from ..packages import program_versions
+from .cell_run import TICK_S, describe_loss, is_gone
 from .cluster import Cluster
-from .watch import TICK_S, how, is_gone
 
-ANSWER_S = 5.0  # longer than the hub takes to find out that a host is frozen
-_numbers = count()
+ANSWER_S = 5.0  # longer than the hub takes to notice a frozen host
+_numbers = count()  # in names of keys and barriers, each of which is used once
 
 
-def examined(cluster: Cluster) -> Iterator[Finding]:
-    """One finding each, of hosts that are between two cells. Hosts that don't answer within 5 s are told, and then
-    nothing that takes all of them is tried."""
+def examine_hosts(cluster: Cluster) -> Iterator[DoctorFinding]:
+    """Yield the findings about hosts, between two cells.
+
+    Hosts get 5 s to answer. With a host missing, collectives and other checks that take all hosts are left out.
+
+    Args:
+        cluster: Hosts.
+    """
     hosts = [Host(j.machine, j.versions, j.platform, j.kind, len(j.devices)) for j in cluster.joined]
-    gone = _gone(cluster)
-    reached: Sequence[Reached | None] = ()
+    gone = _unresponsive_hosts(cluster)
+    reached: Sequence[Reachability | None] = ()
     if not gone:
         name = f"jaxshard/doctor/{cluster.token}/{next(_numbers)}"
-        found, gone = _asked(cluster, reach, (name,), LIMIT_S)
+        found, gone = _call_all(cluster, reach, (name,), LIMIT_S)
         reached = [found.get(host) for host in range(len(cluster))]
-    yield from findings(hosts, gone, reached, cluster.again, running())
+    yield from host_findings(hosts, gone, reached, cluster.restart_hint, program_versions())
 
 
-def _gone(cluster: Cluster) -> dict[int, str]:
-    if cluster.died is not None:
+def _unresponsive_hosts(cluster: Cluster) -> dict[int, str]:
+    """Return the reason of each host that does not answer, by host."""
+    if cluster.death_reason is not None:
         left = cluster.survivors
-        return {host: cluster.died for host in range(len(cluster)) if host not in left}
-    return _asked(cluster, running, (), ANSWER_S)[1]
+        return {host: cluster.death_reason for host in range(len(cluster)) if host not in left}
+    return _call_all(cluster, program_versions, (), ANSWER_S)[1]
 
 
-def _asked(
+def _call_all(
     cluster: Cluster, function: Callable[..., Any], args: tuple[Any, ...], seconds: float
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """What a function gives on each host, and why it gives nothing on others. It waits so long, and not for others
-    where one is gone."""
+    """Call a function on all hosts; give up on the others as soon as one is dead.
+
+    Args:
+        cluster: Hosts.
+        function: Function to call.
+        args: Arguments.
+        seconds: Time limit.
+
+    Returns:
+        Results by host; and reasons by host for those without a result.
+    """
     from ipyparallel.error import EngineError, RemoteError
 
-    if missing := cluster.missing():
-        return {}, {host: how(cluster, host) for host in missing}
-    asked = [cluster.client[i].apply_async(function, *args) for i in cluster.ids]
+    if missing := cluster.lost_hosts():
+        return {}, {host: describe_loss(cluster, host) for host in missing}
+    calls = [cluster.client[i].apply_async(function, *args) for i in cluster.ids]
     end = time.monotonic() + seconds
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     lost: dict[int, str] = {}
-    while not lost and len(found) < len(asked) and time.monotonic() < end:
+    while not lost and len(results) < len(calls) and time.monotonic() < end:
         time.sleep(TICK_S)
-        for host, each in enumerate(asked):
-            if host in found:
+        for host, each in enumerate(calls):
+            if host in results:
                 continue
             if is_gone(cluster, host, each):
-                lost[host] = how(cluster, host)
+                lost[host] = describe_loss(cluster, host)
             elif each.ready():
                 try:
-                    found[host] = each.get(0)
+                    results[host] = each.get(0)
                 except EngineError:
-                    lost[host] = how(cluster, host)
+                    lost[host] = describe_loss(cluster, host)
                 except RemoteError as error:
                     died = error.ename == EngineError.__name__
-                    lost[host] = how(cluster, host) if died else f"{error.ename}: {error.evalue}"
+                    lost[host] = describe_loss(cluster, host) if died else f"{error.ename}: {error.evalue}"
     silent = f"has not answered within {seconds:g} s: it is frozen, or busy with something else"
-    return found, lost or {host: silent for host in range(len(asked)) if host not in found}
+    return results, lost or {host: silent for host in range(len(calls)) if host not in results}

@@ -1,7 +1,7 @@
-"""What a host's process writes on file descriptor 1 and not through Python, shown without gloo's lines.
+"""Capture output written to file descriptor 1 outside Python on a host, without gloo's lines.
 
-ipykernel shows it as well, but mixed with what cells print, from where no line can be told apart any more; and it cuts
-characters of several bytes in two.
+ipykernel captures the descriptor too, but mixes such output with Python's, so that its lines can't be separated, and
+cuts multi-byte characters in two.
 """
 
 import codecs
@@ -18,29 +18,30 @@ from contextlib import suppress
 from .gloo_lines import GlooFilter
 
 STDOUT = 1
-HELD_S = 1.0  # how long the rest of one of gloo's lines is waited for
-PIPE = (
-    2**20
-)  # bytes that are taken while Python runs something else; Linux's own 64 KiB stop a talkative library
+HELD_S = 1.0  # to wait for the rest of a gloo line
+# Bytes buffered while Python runs something else: with Linux's default of 64 KiB a talkative library would block.
+PIPE = 2**20
 _now: "list[NativeOutput]" = []
 
 
 class NativeOutput:
-    """File descriptor 1 led to `sys.stdout`, from `taken()` until `give_back()`."""
+    """Redirection of file descriptor 1 to `sys.stdout`, from construction until `restore`."""
 
     def __init__(self) -> None:
         self._before = os.dup(STDOUT)
         self._read, write = os.pipe()
-        with suppress(OSError):  # more than this user may have
+        with suppress(OSError):  # above the limit of this user
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE)
         os.dup2(write, STDOUT)
         os.close(write)
+        # Incremental: a read may end inside a multi-byte character.
         self._filter, self._decoder = GlooFilter(), codecs.getincrementaldecoder("utf-8")("replace")
-        self._busy = threading.Lock()  # while something is read and shown
+        self._busy = threading.Lock()  # between reading of output and its display, for `flush`
         threading.Thread(target=self._run, name="jaxshard output", daemon=True).start()
 
-    def settle(self, seconds: float = 2.0) -> None:
-        """Wait until what was written so far is shown."""
+    def flush(self, seconds: float = 2.0) -> None:
+        """Wait until all output so far is shown."""
+        # Output buffered by C libraries is not yet in the pipe.
         ctypes.CDLL(None).fflush(None)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -49,20 +50,21 @@ class NativeOutput:
                     return
             time.sleep(0.001)
 
-    def give_back(self) -> None:
-        """Let the descriptor be what it was."""
-        self.settle()
-        os.dup2(self._before, STDOUT)  # the last end of the pipe to be written to: the thread ends
+    def restore(self) -> None:
+        """Restore the descriptor."""
+        self.flush()
+        os.dup2(self._before, STDOUT)  # closes the pipe's last writer, which ends the thread
         os.close(self._before)
 
     def _waiting(self) -> int:
-        """Bytes that were written and not read."""
+        """Return the number of bytes written and not yet read."""
         size = fcntl.ioctl(self._read, termios.FIONREAD, b"\0" * 4)
         return int.from_bytes(size, sys.byteorder)
 
     def _run(self) -> None:
+        """Read and show output until the pipe's last writer is closed."""
         while True:
-            ready = select.select([self._read], [], [], HELD_S if self._filter.held else None)[0]
+            ready = select.select([self._read], [], [], HELD_S if self._filter.pending else None)[0]
             with self._busy:
                 if not ready:
                     self._show(self._filter.release())
@@ -77,19 +79,19 @@ class NativeOutput:
             sys.stdout.write(text)
 
 
-def take() -> None:
-    """Lead file descriptor 1 to `sys.stdout` from here on."""
+def start_capture() -> None:
+    """Start to redirect file descriptor 1 to `sys.stdout`; no effect while redirected."""
     if not _now:
         _now.append(NativeOutput())
 
 
-def settle() -> None:
-    """Wait until what was written there is shown."""
+def flush_capture() -> None:
+    """Wait until all output on file descriptor 1 is shown."""
     for each in _now:
-        each.settle()
+        each.flush()
 
 
-def give_back() -> None:
-    """Let the descriptor be what it was."""
+def stop_capture() -> None:
+    """Restore file descriptor 1."""
     while _now:
-        _now.pop().give_back()
+        _now.pop().restore()

@@ -1,11 +1,10 @@
-"""Values of a notebook pickled in the kernel, and loaded into the namespace of a host.
+"""Pickle values of a notebook in the kernel, and load them into the namespace of a host.
 
-cloudpickle takes most of what a notebook holds: closures, transformations of optax, jitted functions. Three things are
-done in another way:
-- A function of the notebook keeps the namespace as its globals, so that it reads the host's names when it is called;
-  cloudpickle would send a copy of each.
-- What has a name on the hosts (a class of the notebook, an object that was sent before) is sent as that name.
-- Code is that of a cell: the host knows it by the number and the lines that it has in the kernel.
+cloudpickle handles most values of a notebook: closures, optax transformations, jitted functions. Three cases differ:
+- A function of the notebook keeps the notebook's namespace as its globals, and so reads the host's values when called;
+  cloudpickle would send a copy of each global.
+- A value with a name on the hosts (a class of the notebook, an object sent before) is sent as that name.
+- Code belongs to a cell: the host registers the file under the number and lines known to the kernel.
 """
 
 import ast
@@ -28,21 +27,26 @@ import numpy as np
 from .transfer import Define, Import, Transfer
 
 _READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-SPACE, NAME, FILE = "space", "name", "file"  # what a persistent id of a pickle means
+SPACE, NAME, FILE = "space", "name", "file"  # kinds of persistent ids
 
 
 class _File:
-    """Stands for the name of a cell's file, which is another one on a host."""
+    """Name of a cell's file, replaced by another name on a host."""
 
     def __init__(self, name: str):
         self.name = name
 
 
 class Pickler(cloudpickle.Pickler):
-    """Pickles values of the namespace `space`. `named(value)` is the name that a value goes by on the hosts, dotted for
-    what is inside of a class, or None; `files` are those that code is from, as it comes.
+    """Pickler for values of a notebook. Raises PicklingError, and any exception of a value that can't be pickled.
 
-    Raises PicklingError, and whatever a value raises that can't be pickled.
+    Args:
+        file: Binary file to write to.
+        space: Namespace of the notebook.
+        named: Returns the name of a value on the hosts, dotted for members of a class, or None.
+
+    Attributes:
+        files: Files of the code pickled so far.
     """
 
     def __init__(self, file: Any, space: dict[str, Any], named: Callable[[Any], str | None]):
@@ -64,32 +68,27 @@ class Pickler(cloudpickle.Pickler):
         if is_sharded_step(obj):
             raise pickle.PicklingError("a sharded step is of its own process")
         if callable(obj) and not isinstance(obj, type) and (name := _name_in_module(obj)) is not None:
-            return name  # `jax.nn.relu`: no function, so that it would go as a copy
+            # By name, as pickle does for functions only: `jax.nn.relu` is none, and would be sent as a copy.
+            return name
         return super().reducer_override(obj)
 
     def reduce_function(self, function: FunctionType) -> Any:
-        """Reduce a function of the notebook to its code, and what it holds besides."""
+        """Reduce a function of the notebook to its code, attributes and closure."""
         code = function.__code__
         self.files.add(code.co_filename)
-        held = {
+        attributes = {
             name: getattr(function, name)
-            for name in (
-                "__defaults__",
-                "__kwdefaults__",
-                "__qualname__",
-                "__module__",
-                "__doc__",
-                "__dict__",
-            )
+            for name in ("__defaults__", "__kwdefaults__", "__qualname__", "__module__", "__doc__", "__dict__")
         }
-        held["__annotations__"] = dict(function.__annotations__)
+        attributes["__annotations__"] = dict(function.__annotations__)
         contents = [_contents(cell) for cell in function.__closure__ or ()]
-        made = (code, self._space, function.__name__, _File(code.co_filename))
-        return _function, made, (held, contents), None, None, _fill
+        args = (code, self._space, function.__name__, _File(code.co_filename))
+        return _function, args, (attributes, contents), None, None, _fill
 
 
 def _name_in_module(obj: Any) -> str | None:
-    """The name under which a module that is no notebook has exactly this object."""
+    """Return the name of an object in its module; None where the module has another object there, or is the
+    notebook."""
     module, name = getattr(obj, "__module__", None), getattr(obj, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
@@ -97,18 +96,21 @@ def _name_in_module(obj: Any) -> str | None:
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
+    """Return a closure cell's value in a tuple, empty for an unbound cell."""
     try:
         return (cell.cell_contents,)
-    except ValueError:  # nothing was bound to it
+    except ValueError:
         return ()
 
 
 def _function(code: CodeType, space: dict[str, Any], name: str, file: str) -> FunctionType:
+    """Make a function of pickled code, with empty closure cells. Runs on the host."""
     cells = tuple(CellType() for _ in code.co_freevars)
-    return FunctionType(_moved(code, file), space, name, None, cells)
+    return FunctionType(_with_filename(code, file), space, name, None, cells)
 
 
 def _fill(function: FunctionType, state: tuple[dict[str, Any], list[tuple[Any, ...]]]) -> None:
+    """Set attributes and closure of a function made by `_function`. Runs on the host."""
     held, contents = state
     for name, value in held.items():
         setattr(function, name, value)
@@ -117,34 +119,40 @@ def _fill(function: FunctionType, state: tuple[dict[str, Any], list[tuple[Any, .
             cell.cell_contents = content[0]
 
 
-def _moved(code: CodeType, file: str) -> CodeType:
-    """Code as that of another file, with what is defined in it."""
-    constants = (_moved(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
+def _with_filename(code: CodeType, file: str) -> CodeType:
+    """Return code with another file name, nested code included."""
+    constants = (_with_filename(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
     return code.replace(co_filename=file, co_consts=tuple(constants))
 
 
 class Scan(Pickler):
-    """What becomes of a value that is pickled, which is not kept; arrays are counted and not read.
+    """Dry run of pickling one value; the bytes are counted and dropped, arrays are counted without a copy.
+
+    Args:
+        value: Value to pickle.
+        space: Namespace of the notebook.
+        named: As of `Pickler`.
+        others: Names of the notebook by `id` of their values.
 
     Attributes:
-        size: Bytes; None for what can't be pickled.
-        names: By which it names what is on the hosts.
-        along: Those of `others`, names of the notebook by the ids of their values, that have a part of it.
-        globals: Names that functions in it read when they are called.
+        size: Bytes; None for a value that can't be pickled.
+        names: Names of host values used by the pickle.
+        shared_names: Names among `others` with a value inside `value`.
+        global_names: Globals read by functions inside `value`.
     """
 
     def __init__(
         self, value: Any, space: dict[str, Any], named: Callable[[Any], str | None], others: Mapping[int, str]
     ):
         self._bytes = 0
-        super().__init__(self, space, named)
+        super().__init__(self, space, named)  # writes to itself, to count bytes
         self._others = others
-        self.names, self.along, self.globals = set[str](), set[str](), set[str]()
+        self.names, self.shared_names, self.global_names = set[str](), set[str](), set[str]()
         self.size: int | None = None
         try:
             self.dump(value)
             self.size = self._bytes
-        except Exception:  # whatever a class of the user's raises when it is taken apart
+        except Exception:  # user code runs here, and may raise anything
             return
 
     def write(self, data: Any) -> None:
@@ -155,39 +163,43 @@ class Scan(Pickler):
         if found is not None and found[0] == NAME:
             self.names.add(found[1])
         elif (other := self._others.get(id(obj))) is not None:
-            self.along.add(other)
+            self.shared_names.add(other)
         return found
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_plain_array(obj):
             self._bytes += obj.nbytes
-            return int, ()
+            return int, ()  # stands for the array, whose bytes would be copied
         return super().reducer_override(obj)
 
     def reduce_function(self, function: FunctionType) -> Any:
-        self.globals |= _globals_of(function.__code__)
+        self.global_names |= _globals_of(function.__code__)
         return super().reduce_function(function)
 
 
 def _is_plain_array(x: Any) -> bool:
-    """Whether `x` is an array of numbers that is still there: others are taken apart, or raise."""
+    """Return whether `x` is an array of numbers that can be read here: not deleted, fully addressable, neither object
+    nor key dtype."""
     if isinstance(x, jax.Array):
-        return (
-            not x.is_deleted() and x.is_fully_addressable and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        )
+        return not x.is_deleted() and x.is_fully_addressable and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
     return type(x) is np.ndarray and not x.dtype.hasobject
 
 
 def _globals_of(code: CodeType) -> set[str]:
-    """The global names that code reads, and functions in it."""
+    """Return the global names read by code and by functions nested in it."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     own = {each.argval for each in dis.get_instructions(code) if each.opname in _READING}
     return own.union(*map(_globals_of, inner))
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads what `Pickler` wrote into the namespace `space`. `files` are the cells' names here by those in the
-    kernel."""
+    """Load values written by `Pickler` into a host's namespace.
+
+    Args:
+        file: Binary file to read from.
+        space: Namespace of the host.
+        files: File names of cells on the host, by file name in the kernel.
+    """
 
     def __init__(self, file: Any, space: dict[str, Any], files: Mapping[str, str]):
         super().__init__(file)
@@ -197,60 +209,69 @@ class Unpickler(pickle.Unpickler):
         kind, name = pid
         if kind == SPACE:
             return self._space
-        return self._files.get(name, name) if kind == FILE else _named(self._space, name)
+        return self._files.get(name, name) if kind == FILE else _resolve(self._space, name)
 
     def find_class(self, module: str, name: str) -> Any:
-        return _named(self._space, name) if module == "__main__" else super().find_class(module, name)
+        return _resolve(self._space, name) if module == "__main__" else super().find_class(module, name)
 
 
-def _named(space: Mapping[str, Any], path: str) -> Any:
+def _resolve(space: Mapping[str, Any], path: str) -> Any:
     root, *attributes = path.split(".")
     return reduce(getattr, attributes, space[root])
 
 
-def stands_for(space: Mapping[str, Any], path: str) -> Any:
-    """What a dotted path stands for in a namespace, None for nothing."""
+def resolve_path(space: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a dotted path in a namespace, or None."""
     try:
-        return _named(space, path)
+        return _resolve(space, path)
     except (KeyError, AttributeError):
         return None
 
 
 def path_of(value: Any) -> str | None:
-    """The dotted path under which a function or a class was defined, where that is outside of functions."""
+    """Return the dotted path of a function or class defined outside functions, else None."""
     try:
         path = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    except Exception:  # of an object that answers to names in its own way
+    except Exception:  # from a `__getattr__` of the object
         return None
     return path if isinstance(path, str) and "<locals>" not in path else None
 
 
 def is_sharded_step(value: Any) -> bool:
-    """Whether a value is a step that `%%shard` has made: programs on the devices of its own process."""
+    """Return whether a value is a step made by `%%shard`; its programs are tied to the devices of its process."""
     return getattr(type(value), "is_sharded_step", False)
 
 
-def is_loaded_again(value: Any) -> bool:
-    """Whether a callable of the notebook that is no function can be made of what is pickled of it: `functools.cache`
-    pickles a name, and jax 0.10.2 can't make a `custom_vjp` so."""
+def is_reloadable(value: Any) -> bool:
+    """Return whether a callable object of the notebook survives pickling.
+
+    False for an object pickled as a bare name, as `functools.cache` makes, for `custom_vjp` (jax 0.10.2 can't rebuild
+    one), and for a class that refuses.
+    """
     try:
         return not isinstance(value, jax.custom_vjp) and not isinstance(value.__reduce_ex__(4), str)
-    except Exception:  # of a class that refuses
+    except Exception:  # from a class that refuses
         return False
 
 
-def received(transfer: Transfer, shell: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def bind_transfer(transfer: Transfer, shell: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Bind the names of a transfer in a host's shell.
 
+    Args:
+        transfer: Names and values from the kernel.
+        shell: IPython shell of the host.
+
     Returns:
-        What the names stand for; and why one could not be bound. After that one nothing is bound.
+        Values by name; and the error text of the first name that could not be bound, by name. Names after that one stay
+        unbound.
     """
     space = shell.user_ns
-    sys.path += [each for each in transfer.path if each not in sys.path and os.path.isdir(each)]
+    sys.path += [each for each in transfer.sys_path if each not in sys.path and os.path.isdir(each)]
     files = {
         file: file if number is None else shell.compile.cache(text, number)
         for file, (number, text) in transfer.texts.items()
     }
+    # One unpickler for all values, so that parts shared by several stay shared.
     unpickler = Unpickler(io.BytesIO(transfer.pickled), space, files)
     values: dict[str, Any] = {}
     for item in transfer.items:
@@ -267,6 +288,6 @@ def received(transfer: Transfer, shell: Any) -> tuple[dict[str, Any], dict[str, 
             else:
                 space[item.name] = unpickler.load()
             values[item.name] = space[item.name]
-        except Exception as error:  # whatever user code raises
+        except Exception as error:  # user code may raise anything
             return values, {item.name: f"{type(error).__name__}: {error}"}
     return values, {}

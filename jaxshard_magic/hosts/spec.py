@@ -1,20 +1,13 @@
-"""Which hosts a mesh is made of, as they are written: `hosts:2`, `ssh:node1,node2`, `slurm:4`, `cluster:PROFILE`."""
+"""Hosts of a mesh as written in mesh text: `hosts:2`, `ssh:node1,node2`, `slurm:4`, `cluster:PROFILE`."""
 
 import os
 import re
 from dataclasses import dataclass
 
-from ..errors import ShardError, whole_number
+from ..errors import ShardError, parse_count
 
 LOCAL, SSH, RUNNING = "hosts", "ssh", "cluster"
-LAUNCHERS = (
-    "slurm",
-    "mpi",
-    "pbs",
-    "sge",
-    "lsf",
-    "htcondor",
-)  # of ipyparallel, by the names that it has for them
+LAUNCHERS = ("slurm", "mpi", "pbs", "sge", "lsf", "htcondor")  # names of ipyparallel's launchers
 KINDS = (LOCAL, SSH, *LAUNCHERS, RUNNING)
 MOST = 512
 UNENCRYPTED = "--unencrypted"
@@ -22,9 +15,14 @@ UNENCRYPTED = "--unencrypted"
 
 @dataclass(frozen=True)
 class HostsSpec:
-    """Hosts as they were asked for: `kind` is one of `KINDS`; how many, their names under ssh, or what names a cluster
-    that runs already: a profile of ipyparallel or the path of its connection file. `unencrypted`: whether CPU devices
-    may tell each other between machines what everybody on the network can read, `--unencrypted`.
+    """Requested hosts.
+
+    Attributes:
+        kind: One of `KINDS`.
+        count: Number of hosts; None for a running cluster.
+        names: Host names under ssh.
+        cluster: For a running cluster the ipyparallel profile, or the path of its connection file.
+        unencrypted: Whether CPU devices may send data between machines in the clear, `--unencrypted`.
 
     >>> HostsSpec.parse("ssh", "node1,node2")
     HostsSpec(kind='ssh', count=2, names=('node1', 'node2'), cluster=None, unencrypted=False)
@@ -38,38 +36,48 @@ class HostsSpec:
 
     @classmethod
     def parse(cls, kind: str, extent: str, unencrypted: bool = False) -> "HostsSpec":
-        """Of what stands before and behind the colon. Raises ShardError for what names no hosts."""
+        """Parse hosts.
+
+        Args:
+            kind: Text before the colon, one of `KINDS`.
+            extent: Text after the colon: a count, host names or a cluster.
+            unencrypted: Whether `--unencrypted` was given.
+
+        Raises:
+            ShardError: The text names no hosts, or `--unencrypted` has no effect.
+        """
         if unencrypted and kind == LOCAL:
             raise ShardError(f"{kind}:{extent} listens on this machine alone: leave {UNENCRYPTED} out")
         if kind == RUNNING:
             if not extent:
-                raise ShardError(
-                    "'cluster:': name a profile of ipyparallel, or its connection file: cluster:default"
-                )
+                raise ShardError("'cluster:': name a profile of ipyparallel, or its connection file: cluster:default")
             return cls(kind, cluster=extent, unencrypted=unencrypted)
         if kind == SSH:
             names = tuple(name for name in extent.split(",") if name)
             if len(names) < 2 or len(set(names)) < len(names):
                 raise ShardError(f"'ssh:{extent}': name two hosts or more, each once: ssh:node1,node2")
-            if bad := next(
-                (name for name in names if not re.fullmatch(r"[\w.@-]+", name) or name[0] == "-"), None
-            ):
+            # ssh would read a name with a leading dash as an option.
+            if bad := next((name for name in names if not re.fullmatch(r"[\w.@-]+", name) or name[0] == "-"), None):
                 raise ShardError(f"'ssh:{extent}': {bad!r} is no name of a host: ssh:node1,user@node2")
             return cls(kind, len(names), names, unencrypted=unencrypted)
-        count = whole_number(extent)
+        count = parse_count(extent)
         if count is None or not 2 <= count <= MOST:
             raise ShardError(f"'{kind}:{extent}': write how many hosts, 2 to {MOST}: {kind}:2")
         return cls(kind, count, unencrypted=unencrypted)
 
     @property
     def is_local(self) -> bool:
-        """Whether the hosts are processes on this machine, with simulated devices."""
+        """Return whether the hosts are processes on this machine, with simulated devices."""
         return self.kind == LOCAL
 
-    def again(self, count: int, axes: str) -> str:
-        """What starts so many hosts again, after some are gone, in words.
+    def restart_hint(self, count: int, axes: str) -> str:
+        """Return the instruction for starting lost hosts again.
 
-        >>> HostsSpec("hosts", 2).again(2, "data=8")
+        Args:
+            count: Number of hosts.
+            axes: Axes of the mesh as text, or empty.
+
+        >>> HostsSpec("hosts", 2).restart_hint(2, "data=8")
         '%mesh hosts:2 data=8 starts new ones'
         """
         line = f"%mesh {self} {axes}".rstrip()
@@ -86,5 +94,5 @@ class HostsSpec:
 
 
 def is_file(cluster: str) -> bool:
-    """Whether what names a cluster is the path of its connection file, and no profile."""
+    """Return whether the name of a running cluster is a path of a connection file, not a profile."""
     return os.sep in cluster or cluster.endswith(".json")

@@ -1,4 +1,4 @@
-"""Hosts that are started, or reached where they run already, and joined under `jax.distributed`."""
+"""Start hosts, or connect to running ones, and join them under `jax.distributed`."""
 
 import logging
 import os
@@ -15,19 +15,18 @@ from typing import Any
 
 from ..errors import ShardError
 from . import engine, reaper
-from .cluster import Cluster, launch_errors, leave_nothing, line_of
+from .cluster import Cluster, error_line, launch_errors, remove_cluster
 from .spec import LAUNCHERS, RUNNING, SSH, UNENCRYPTED, HostsSpec, is_file
 
-TRIES = 3  # ports, where one is taken between being found free and being bound
-LIMIT_S = 120.0  # within which hosts have to come, and then to join
-ANSWER_S = 15.0  # of engines that somebody else started, which may be busy
-SETTLED_S = 1.0  # after which no more of those engines are waited for
-SIMULATED = 8  # devices of all hosts together, where nothing says how many
-BEATS = (
-    "--HeartMonitor.period=500",
-    "--HeartMonitor.max_heartmonitor_misses=6",
-)  # a frozen host is told after 3.5 s
-ENCRYPTED = ("--IPController.enable_curve=True", "--ip=*")  # for hosts on other machines
+TRIES = 3  # ports: another process may bind one after it was found free
+LIMIT_S = 120.0  # for hosts to register, and again to join
+ANSWER_S = 15.0  # for engines started by somebody else, which may be busy
+SETTLED_S = 1.0  # without a new engine of those, until their number counts as final
+SIMULATED = 8  # devices of all hosts together, by default
+# A frozen host is noticed after 3.5 s.
+BEATS = ("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=6")
+# With CURVE ipyparallel signs no messages: the server key alone keeps others out.
+ENCRYPTED = ("--IPController.enable_curve=True", "--ip=*")
 COMMANDS = {
     SSH: "ssh",
     "slurm": "sbatch",
@@ -36,27 +35,27 @@ COMMANDS = {
     "sge": "qsub",
     "lsf": "bsub",
     "htcondor": "condor_submit",
-}  # what ipyparallel's launchers run
-PORT = 8476  # of the coordinator on another machine, as jax's own detection takes it
+}  # run by ipyparallel's launchers
+PORT = 8476  # of a coordinator on another machine, as in JAX's own cluster detection
 LOOPBACK = "127.0.0.1"
 
 
 def start(
-    spec: HostsSpec,
-    devices: int | None,
-    say: Callable[[str], None] = lambda _: None,
-    limit_s: float = LIMIT_S,
+    spec: HostsSpec, devices: int | None, say: Callable[[str], None] = lambda _: None, limit_s: float = LIMIT_S
 ) -> Cluster:
-    """Start the hosts of `spec`, or reach those that run, and join them under jax.
+    """Start the hosts of `spec`, or connect to running ones, and join them under JAX.
+
+    Takes 5 to 10 s for two hosts, mostly for Python and JAX to start.
 
     Args:
-        spec: which.
-        devices: simulated ones of all hosts together, where these have no accelerators; None for 8 or so.
-        say: is told what is being done.
-        limit_s: seconds within which hosts have to come.
+        spec: Hosts.
+        devices: Number of simulated devices of all hosts together, on hosts without accelerators; None for about 8.
+        say: Called with lines about progress.
+        limit_s: Seconds within which hosts have to register.
 
-    It takes 5 to 10 s for two, most of it Python's and jax's own start. Raises ShardError where ipyparallel is not
-    installed, where hosts do not come in time, and where jax can't join them.
+    Raises:
+        ShardError: ipyparallel or a launcher's command is not installed, hosts do not register in time, or JAX can't
+            join them.
     """
     try:
         import cloudpickle  # noqa: F401
@@ -64,12 +63,13 @@ def start(
     except ImportError as error:
         raise ShardError(f"{spec} needs {error.name}", fix=_install()) from None
     if spec.is_local:
-        _each(devices, spec.count or 1)
+        _devices_per_host(devices, spec.count or 1)
     elif (command := COMMANDS.get(spec.kind)) is not None and shutil.which(command) is None:
         raise ShardError(f"{spec} is started by {command}, which is not on this machine's PATH")
     say(f"starting {spec.count or 'the'} hosts")
-    cluster = _connected(spec, limit_s)
+    cluster = _start_engines(spec, limit_s)
     try:
+        # Another process may bind the coordinator's port first: engines join once, so new ones are started.
         for left in reversed(range(TRIES)):
             try:
                 _join(cluster, devices, say)
@@ -78,20 +78,28 @@ def start(
                 if not left or not cluster.is_local:
                     raise
                 cluster.kill()
-                cluster = _connected(spec, limit_s)
-        cluster.learn()
+                cluster = _start_engines(spec, limit_s)
+        cluster.record_processes()
     except BaseException:
         cluster.kill()
         raise
     return cluster
 
 
-def opened(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
-    """The hosts of `spec` with a mesh of these axes over them, such as `data=8`. Raises ShardError where there can be
-    none."""
+def start_with_mesh(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
+    """Start hosts and make a mesh over them.
+
+    Args:
+        spec: Hosts.
+        axes: Axes of the mesh as text, such as `data=8`.
+        devices: Number of simulated devices of all hosts together; None for about 8.
+
+    Raises:
+        ShardError: The hosts or the mesh can't be made.
+    """
     cluster = start(spec, devices)
     try:
-        cluster.meshed = cluster.call(engine.get_ready, axes, {"progress": False, "view": "text"})[0]
+        cluster.mesh = cluster.call(engine.prepare_host, axes, {"progress": False, "view": "text"})[0]
     except BaseException:
         cluster.kill()
         raise
@@ -99,8 +107,15 @@ def opened(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
 
 
 def options(spec: HostsSpec, folder: Path) -> dict[str, Any]:
-    """What ipyparallel is to start: those of other machines only over encrypted connections. Raises ShardError where
-    there can be none."""
+    """Return the options of `ipyparallel.Cluster`; hosts on other machines get encrypted connections only.
+
+    Args:
+        spec: Hosts.
+        folder: Profile folder.
+
+    Raises:
+        ShardError: libzmq lacks CURVE, needed for other machines.
+    """
     from traitlets.config import Config
 
     if not spec.is_local:
@@ -120,66 +135,70 @@ def options(spec: HostsSpec, folder: Path) -> dict[str, Any]:
         "engine_timeout": int(LIMIT_S),
         "send_engines_connection_env": True,
         "log_level": logging.CRITICAL,
-        "shutdown_atexit": False,  # it waits for each of its processes; `Cluster.kill` does not
-        # What schedulers are given is a file, by default in the notebook's folder.
+        "shutdown_atexit": False,  # it waits for each process; `Cluster.kill` does not
+        # The job script of a scheduler would otherwise be written to the notebook's folder.
         "config": Config({"BatchSystemLauncher": {"batch_file_name": str(folder / "engines")}}),
     }
 
 
-def _connected(spec: HostsSpec, limit_s: float) -> Cluster:
+def _start_engines(spec: HostsSpec, limit_s: float) -> Cluster:
+    """Return a cluster with all its engines registered, not yet joined."""
     if spec.kind == RUNNING:
-        return _reached(spec)
+        return _connect_to_running(spec)
     import ipyparallel as ipp
 
-    folder = Path(tempfile.mkdtemp(prefix="jaxshard-hosts-"))  # for its user alone, as its keys are
-    own: Any = None
+    folder = Path(tempfile.mkdtemp(prefix="jaxshard-hosts-"))  # readable by this user alone, as it has keys
+    ipp_cluster: Any = None
     client: Any = None
-    came = 0
+    registered = 0
     watcher: Any = None
     try:
-        watcher = _watched_over(folder)
-        own = ipp.Cluster(**options(spec, folder))
+        watcher = _start_reaper(folder)
+        ipp_cluster = ipp.Cluster(**options(spec, folder))
         if spec.names:
-            own.config.SSHEngineSetLauncher.engines = dict.fromkeys(spec.names, 1)
-        own.start_cluster_sync()
-        # Known before it begins: an interrupt in the middle of it leaves a thread and sockets.
+            ipp_cluster.config.SSHEngineSetLauncher.engines = dict.fromkeys(spec.names, 1)
+        ipp_cluster.start_cluster_sync()
+        # Bound before `__init__`: after an interrupt in the middle of it there are a thread and sockets to close.
         client = ipp.Client.__new__(ipp.Client)
-        client.__init__(_connections(folder), cluster=own, profile_dir=str(folder), cluster_id=own.cluster_id)
+        # The connection file is the first argument: ipyparallel's `Client` ignores `url_file=`.
+        client.__init__(
+            _connections(folder), cluster=ipp_cluster, profile_dir=str(folder), cluster_id=ipp_cluster.cluster_id
+        )
         client.wait_for_engines(spec.count, timeout=limit_s, interactive=False)
     except BaseException as error:
         try:
             if client is not None:
-                came = len(client.ids)
+                registered = len(client.ids)
                 client.close(linger=0)
-            if own is not None and not spec.is_local:
-                _stop_elsewhere(own)
+            if ipp_cluster is not None and not spec.is_local:
+                _stop_elsewhere(ipp_cluster)
         finally:
-            leave_nothing(folder, own, watcher)
+            remove_cluster(folder, ipp_cluster, watcher)
         if isinstance(error, ShardError) or not isinstance(error, Exception):
             raise
-        raise _late(spec, came, error, limit_s) from None
-    for path in (folder / "security").glob("*"):  # keys are in them
+        raise _start_error(spec, registered, error, limit_s) from None
+    for path in (folder / "security").glob("*"):  # contain keys
         path.chmod(0o600)
-    cluster = Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count], watcher)
-    cluster.learn()
+    cluster = Cluster(spec, client, ipp_cluster, folder, sorted(client.ids)[: spec.count], watcher)
+    cluster.record_processes()
     return cluster
 
 
 def _connections(folder: Path) -> str:
-    """The file that tells a client of a cluster of ours how to connect."""
+    """Return the client's connection file of a cluster started here."""
     [path] = (folder / "security").glob("ipcontroller*-client.json")
     return str(path)
 
 
-def _watched_over(folder: Path) -> "subprocess.Popen[Any]":
-    """The process that ends what is started for a folder once this one has ended."""
+def _start_reaper(folder: Path) -> "subprocess.Popen[Any]":
+    """Start the reaper for a folder, which acts after the end of this process."""
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     command = [sys.executable, "-P", reaper.__file__, str(os.getpid()), str(folder)]
     return subprocess.Popen(command, start_new_session=True, **quiet)
 
 
 def _stop_elsewhere(own: Any) -> None:
-    """End what launchers have started on other machines, or asked a scheduler for."""
+    """End remote engines, or a scheduler's jobs."""
     for each in own.engines.values():
         started = getattr(each, "launchers", None)
         with suppress(*launch_errors()):
@@ -190,17 +209,17 @@ def _stop_elsewhere(own: Any) -> None:
                 launcher.signal(signal.SIGKILL)
 
 
-def _late(spec: HostsSpec, came: int, error: Exception, limit_s: float) -> ShardError:
-    """Why hosts did not start: too late, or what a launcher raised."""
+def _start_error(spec: HostsSpec, came: int, error: Exception, limit_s: float) -> ShardError:
+    """Return the error for hosts that did not start: too late, or an error of a launcher."""
     if isinstance(error, TimeoutError):
         said = f"{spec}: {came} of {spec.count} hosts came within {limit_s:g} s"
         more = "%config ShardSession.hosts_limit = SECONDS waits longer"
         return ShardError(f"{said}. {more}")
-    return ShardError(f"{spec}: the hosts did not start, {came} of {spec.count} came: {line_of(error)}")
+    return ShardError(f"{spec}: the hosts did not start, {came} of {spec.count} came: {error_line(error)}")
 
 
-def _reached(spec: HostsSpec) -> Cluster:
-    """The engines of a cluster that somebody else has started."""
+def _connect_to_running(spec: HostsSpec) -> Cluster:
+    """Return the cluster of engines started by somebody else."""
     import ipyparallel as ipp
     from IPython.core.profiledir import ProfileDirError
 
@@ -208,9 +227,10 @@ def _reached(spec: HostsSpec) -> Cluster:
     begins = f"ipcluster start -n 2{'' if is_file(spec.cluster) else f' --profile={spec.cluster}'} starts one"
     try:
         client: Any = ipp.Client(_connection_file(spec.cluster), timeout=10)
-    # No such file or profile, a file that is none of theirs, nobody there.
+    # No such file or profile, another kind of file, no answer.
     except (OSError, ValueError, KeyError, TimeoutError, ProfileDirError) as error:
-        raise ShardError(f"{spec}: {line_of(error).rstrip('.')}. {begins}") from None
+        raise ShardError(f"{spec}: {error_line(error).rstrip('.')}. {begins}") from None
+    # The number of engines is unknown: wait until no more register for `SETTLED_S`.
     end, since, count = time.monotonic() + ANSWER_S, time.monotonic(), -1
     while time.monotonic() < end and (count < 2 or time.monotonic() - since < SETTLED_S):
         if len(client.ids) != count:
@@ -225,8 +245,8 @@ def _reached(spec: HostsSpec) -> Cluster:
 
 
 def _connection_file(cluster: str) -> str:
-    """Where the addresses and the key of a cluster are: the path itself, or that of a profile. Raises ProfileDirError
-    where there is no such profile."""
+    """Return the path of a running cluster's connection file, with its addresses and key. Raises ProfileDirError for an
+    unknown profile."""
     from IPython.core.profiledir import ProfileDir
     from IPython.paths import get_ipython_dir
 
@@ -237,62 +257,65 @@ def _connection_file(cluster: str) -> str:
 
 
 def _join(cluster: Cluster, devices: int | None, say: Callable[[str], None]) -> None:
-    """Make processes of jax of the engines, which come back in the order that jax gives them."""
+    """Join the engines under `jax.distributed`, and reorder them by process index."""
     spec, hosts = cluster.spec, len(cluster)
     say(f"joining {hosts} hosts")
-    stand = [] if spec.is_local else _standing(cluster)
-    alone = len({each.place for each in stand}) < 2
-    simulated = not any(each.accelerators for each in stand)
+    states = [] if spec.is_local else _engine_states(cluster)
+    is_one_machine = len({each.machine_id for each in states}) < 2
+    simulated = not any(each.accelerators for each in states)
     if simulated:
-        _may_be_heard(spec, alone)
-    if joined := _joined_before(cluster, stand):
+        _check_encryption(spec, is_one_machine)
+    if joined := _joined_before(cluster, states):
         cluster.joined = joined
-        cluster.has_room(devices)
+        cluster.check_device_count(devices)
     else:
-        where: dict[str, Any] = {"hosts": hosts, "seconds": int(LIMIT_S), "group": cluster.token}
-        where["gloo"] = LOOPBACK if alone else "" if spec.unencrypted else None
-        where["devices"] = _each(devices, hosts) if simulated else None
-        where["settings"] = engine.numerics()
+        join_options: dict[str, Any] = {"hosts": hosts, "seconds": int(LIMIT_S), "group": cluster.token}
+        join_options["gloo"] = LOOPBACK if is_one_machine else "" if spec.unencrypted else None
+        join_options["devices"] = _devices_per_host(devices, hosts) if simulated else None
+        join_options["settings"] = engine.numerics()
         if spec.kind not in LAUNCHERS:
-            first = spec.names[0].rpartition("@")[2] if spec.names else stand[0].machine if stand else ""
-            address = f"{LOOPBACK}:{_port(cluster)}" if alone else f"{first}:{PORT}"
-            where |= {"address": address, "bind": address}
+            first = spec.names[0].rpartition("@")[2] if spec.names else states[0].machine if states else ""
+            address = f"{LOOPBACK}:{_port(cluster)}" if is_one_machine else f"{first}:{PORT}"
+            join_options |= {"address": address, "bind": address}
         asked = [
-            cluster.client[i].apply_async(engine.join, where | {"process": process})
+            cluster.client[i].apply_async(engine.join, join_options | {"process": process})
             for process, i in enumerate(cluster.ids)
         ]
-        cluster.joined = _all(asked, cluster)
+        cluster.joined = _wait_for_results(asked, cluster)
+    # Where JAX detects the cluster, the scheduler numbers the processes, maybe in another order than engines.
     order = sorted(range(hosts), key=lambda i: cluster.joined[i].process)
     cluster.ids = [cluster.ids[i] for i in order]
     cluster.joined = [cluster.joined[i] for i in order]
+    # Only now is it known whether JAX can use the accelerators that were found.
     if any(each.platform == "cpu" for each in cluster.joined):
-        _may_be_heard(spec, alone)
+        _check_encryption(spec, is_one_machine)
 
 
-def _standing(cluster: Cluster) -> list[engine.Standing]:
+def _engine_states(cluster: Cluster) -> list[engine.EngineState]:
+    """Return the state of each engine before joining."""
     try:
-        return cluster.call(engine.standing, seconds=ANSWER_S)
+        return cluster.call(engine.engine_state, seconds=ANSWER_S)
     except ShardError as error:
-        raise ShardError(f"{error}: {cluster.again}") from None
+        raise ShardError(f"{error}: {cluster.restart_hint}") from None
 
 
-def _joined_before(cluster: Cluster, stand: Sequence[engine.Standing]) -> list[engine.Joined]:
-    """What each engine says of itself where they have joined each other before, which they can do once; empty where
-    none has joined anything. Raises ShardError for any other mixture."""
-    groups = {each.group for each in stand} - {None}
+def _joined_before(cluster: Cluster, stand: Sequence[engine.EngineState]) -> list[engine.JoinedHost]:
+    """Return the description of engines already joined to each other, or an empty list where none has joined anything.
+    Raises ShardError for any mixture: an engine joins once."""
+    groups = {each.cluster_token for each in stand} - {None}
     if not groups:
         return []
-    joined = cluster.call(engine.joined) if all(each.group for each in stand) and len(groups) == 1 else []
+    joined = cluster.call(engine.joined_host) if all(each.cluster_token for each in stand) and len(groups) == 1 else []
     if sorted(each.process for each in joined) != [*range(len(cluster))] or joined[0].hosts != len(cluster):
         raise ShardError(
-            f"{cluster.spec}: engines join under jax once, and these have joined others: {cluster.again}"
+            f"{cluster.spec}: engines join under jax once, and these have joined others: {cluster.restart_hint}"
         )
     return joined
 
 
-def _may_be_heard(spec: HostsSpec, alone: bool) -> None:
-    """Raise ShardError where CPU devices would tell each other between machines what anybody can read and change,
-    unless that was asked for."""
+def _check_encryption(spec: HostsSpec, alone: bool) -> None:
+    """Raise ShardError for CPU devices on several machines without `--unencrypted`: anybody on the network can read and
+    change their traffic."""
     if not (alone or spec.unencrypted):
         raise ShardError(
             f"{spec}: these hosts have CPU devices alone, and what those send between machines (gloo) has neither "
@@ -300,8 +323,8 @@ def _may_be_heard(spec: HostsSpec, alone: bool) -> None:
         )
 
 
-def _each(devices: int | None, hosts: int) -> int:
-    """Simulated devices of each host. Raises ShardError where they do not divide."""
+def _devices_per_host(devices: int | None, hosts: int) -> int:
+    """Return the number of simulated devices of each host. Raises ShardError where hosts do not divide the total."""
     if devices is None:
         return max(1, SIMULATED // hosts)
     if devices % hosts:
@@ -310,12 +333,12 @@ def _each(devices: int | None, hosts: int) -> int:
 
 
 def _port(cluster: Cluster) -> int:
-    """A port that is free now on the machine of the first host."""
+    """Return a free port on the first host's machine."""
     return cluster.call(engine.free_port, host=0)
 
 
-def _all(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
-    """What all of them give; as soon as one fails that is raised, for the others wait for it."""
+def _wait_for_results(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
+    """Return the results of all calls, or raise as soon as one fails: the other hosts wait for that one."""
     from ipyparallel.error import EngineError, RemoteError
 
     end = time.monotonic() + LIMIT_S
@@ -327,8 +350,8 @@ def _all(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
             except EngineError:
                 raise ShardError(f"{cluster.spec}: a host died while it joined the others") from None
             except RemoteError as error:
-                how = "" if cluster.is_ours else f". {cluster.again[0].upper()}{cluster.again[1:]}"
-                raise ShardError(f"{cluster.spec}: {error.ename}: {line_of(error.evalue)}{how}") from None
+                how = "" if cluster.is_ours else f". {cluster.restart_hint[0].upper()}{cluster.restart_hint[1:]}"
+                raise ShardError(f"{cluster.spec}: {error.ename}: {error_line(error.evalue)}{how}") from None
         if len(ready) == len(asked):
             return [each.get(0) for each in asked]
         time.sleep(0.02)
@@ -337,6 +360,6 @@ def _all(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
 
 
 def _install() -> str:
-    from ..packages import install
+    from ..packages import install_command
 
-    return install("hosts")
+    return install_command("hosts")

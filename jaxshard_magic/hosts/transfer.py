@@ -1,11 +1,17 @@
-"""What the kernel sends of its namespace to hosts: modules by name, definitions as text, everything else pickled."""
+"""Names of the kernel's namespace sent to hosts: modules by name, definitions as source, other values pickled."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Import:
-    """A module to bind to `name`, after its `submodules`, by their full names, have been imported."""
+    """Module to import.
+
+    Attributes:
+        name: Name to bind.
+        module: Full name of the module.
+        submodules: Full names of submodules to import first.
+    """
 
     name: str
     module: str
@@ -14,7 +20,12 @@ class Import:
 
 @dataclass(frozen=True)
 class Define:
-    """Statements of cells to run, which bind `name`: of each cell its file in the kernel and their places in it."""
+    """Statements of cells to execute.
+
+    Attributes:
+        name: Name bound by the statements.
+        parts: For each cell its file in the kernel, and the indices of the statements in the cell.
+    """
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
@@ -22,7 +33,11 @@ class Define:
 
 @dataclass(frozen=True)
 class Unpickle:
-    """A value to bind to `name`: the next in `Transfer.pickled`."""
+    """Value to load.
+
+    Attributes:
+        name: Name to bind, to the next value of `Transfer.pickled`.
+    """
 
     name: str
 
@@ -32,17 +47,17 @@ Item = Import | Define | Unpickle
 
 @dataclass(frozen=True)
 class Transfer:
-    """Names for the hosts, in an order in which each is made of those before it.
+    """Names for the hosts, each after the names it depends on.
 
     Attributes:
-        items: One for each name.
-        pickled: The values, one after the other, by one pickler: what they share stays shared.
-        texts: Of each cell that a definition or a function is from, by its file in the kernel: its number, None for a
-            file that is no cell, and its text.
-        path: The kernel's `sys.path`; hosts add what they lack of it.
+        items: One item per name.
+        pickled: Values, one after the other, by one pickler: shared parts stay shared.
+        texts: For each source file of a definition or a function, by file name in the kernel: the cell number (None for
+            a file that is no cell) and the text.
+        sys_path: `sys.path` of the kernel; hosts add missing folders.
     """
 
     items: tuple[Item, ...]
     pickled: bytes
     texts: dict[str, tuple[int | None, str]]
-    path: tuple[str, ...]
+    sys_path: tuple[str, ...]

@@ -1,8 +1,19 @@
-"""What a training says of itself while it runs: bounded series of its numbers, and the run that they are of."""
+"""Metrics of a running training loop: bounded series of numbers, and the run that they describe."""
 
-from .queue import Call, Queue
-from .rates import Done, Known, Rates, Stretch
-from .run import Row, Run
+from .queue import Call, PendingCalls
+from .rates import CallSequence, CallWork, RateMeter, WorkDone
+from .run import LiveRun, MetricsRow
 from .series import Bucket, Series
 
-__all__ = ["Bucket", "Call", "Done", "Known", "Queue", "Rates", "Row", "Run", "Series", "Stretch"]
+__all__ = [
+    "Bucket",
+    "Call",
+    "CallSequence",
+    "CallWork",
+    "LiveRun",
+    "MetricsRow",
+    "PendingCalls",
+    "RateMeter",
+    "Series",
+    "WorkDone",
+]

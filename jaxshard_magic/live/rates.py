@@ -1,93 +1,112 @@
-"""What a loop gets done a second, of looks at how many of its calls have finished."""
+"""Throughput of a loop per second, from repeated looks at the number of finished calls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-LOOK = 0.5  # seconds between two looks, at least: below it the clock of whoever looks is too coarse
+MIN_INTERVAL_S = 0.5  # seconds, at least: when a call finished is known only up to the time between two looks
 
 
 @dataclass(frozen=True)
-class Known:
-    """What one call of a program does, None where it is not known.
+class CallWork:
+    """Work of one call of a program; None for an unknown amount.
 
-    `examples` and `tokens` of its batch, with the arrays that tell (`examples_by`, `tokens_by`); `flops` of its
-    products on all devices; `ideal_s`, the seconds that those not done twice would take at the devices' peak.
+    Attributes:
+        examples: Examples in the batch.
+        examples_rule: Text that names the array behind `examples`.
+        tokens: Tokens in the batch.
+        tokens_rule: Text that names the array behind `tokens`.
+        flops: FLOPs of the matrix products on all devices.
+        ideal_s: Seconds for these products, recomputed ones excluded, at the devices' peak.
     """
 
     examples: int | None = None
-    examples_by: str | None = None
+    examples_rule: str | None = None
     tokens: int | None = None
-    tokens_by: str | None = None
+    tokens_rule: str | None = None
     flops: float | None = None
     ideal_s: float | None = None
 
     @cached_property
     def amounts(self) -> tuple[float | None, ...]:
-        """What adds up over calls, in the order of `Done.amounts`."""
+        """Additive amounts, in the order of `WorkDone.amounts`."""
         return self.examples, self.tokens, self.flops, self.ideal_s
 
 
-NOTHING = (0.0,) * len(Known().amounts)
+NO_WORK = (0.0,) * len(CallWork().amounts)
 
 
-class Done(NamedTuple):
-    """What all calls up to one did together: their number and, as `Known.amounts` has them, what they add up to; None
-    once a call did an unknown amount."""
+class WorkDone(NamedTuple):
+    """Total work of all calls up to one.
+
+    Attributes:
+        calls: Number of calls.
+        amounts: Sums of `CallWork.amounts`; None after a call with an unknown amount.
+    """
 
     calls: int = 0
-    amounts: tuple[float | None, ...] = NOTHING
+    amounts: tuple[float | None, ...] = NO_WORK
 
-    def after(self, calls: int, each: Known) -> "Done":
-        """With so many more calls that did each the same."""
+    def plus(self, calls: int, each: CallWork) -> "WorkDone":
+        """Return the total after `calls` more calls of equal work."""
         more = (None if amount is None else calls * amount for amount in each.amounts)
-        return Done(self.calls + calls, tuple(map(_sum, self.amounts, more)))
+        return WorkDone(self.calls + calls, tuple(map(_sum, self.amounts, more)))
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Calls of one program, each after the other: what the calls before them did, what each of them does, and the names
-    of the numbers that it returns."""
+class CallSequence:
+    """Consecutive calls of one program.
 
-    before: Done = field(default_factory=Done)
-    known: Known = field(default_factory=Known)
-    names: tuple[str, ...] = ()
+    Attributes:
+        done_before: Work of all earlier calls.
+        work: Work of each call.
+        value_names: Names of the numbers returned by each call.
+    """
 
-    def done(self, number: int) -> Done:
-        """What all calls up to that `number` did, which is one of these."""
-        return self.before.after(number - self.before.calls, self.known)
+    done_before: WorkDone = field(default_factory=WorkDone)
+    work: CallWork = field(default_factory=CallWork)
+    value_names: tuple[str, ...] = ()
+
+    def done_after(self, number: int) -> WorkDone:
+        """Return the work of all calls up to call `number`, which belongs to this sequence."""
+        return self.done_before.plus(number - self.done_before.calls, self.work)
 
 
 def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-class Rates:
-    """Turns looks, `seconds` on the clock and what was done by then, into rates over what passed since the last."""
+class RateMeter:
+    """Rates over the intervals between looks at a loop."""
 
     def __init__(self) -> None:
-        self._at: tuple[float, Done] | None = None
+        self._at: tuple[float, WorkDone] | None = None
 
-    def breaks(self) -> None:
-        """What passes now (a compile) is no time of the steps."""
+    def skip_interval(self) -> None:
+        """Exclude the current interval from rates, for example during a compile."""
         self._at = None
 
-    def look(self, now: float, done: Done) -> dict[str, float]:
-        """Rates since the look before, by name; none where too little passed, or nothing has finished."""
+    def update(self, now: float, done: WorkDone) -> dict[str, float]:
+        """Return rates since the previous look by name; empty for too short an interval or without a finished call.
+
+        Args:
+            now: Seconds on any clock.
+            done: Work finished by now.
+        """
         if self._at is None:
             self._at = now, done
             return {}
         then, before = self._at
         calls = done.calls - before.calls
-        if now - then < LOOK or calls <= 0:
+        if now - then < MIN_INTERVAL_S or calls <= 0:
             return {}
         self._at = now, done
         seconds = now - then
         return {"step_s": seconds / calls} | dict(_rates(seconds, before, done))
 
 
-def _rates(seconds: float, before: Done, after: Done) -> Iterator[tuple[str, float]]:
+def _rates(seconds: float, before: WorkDone, after: WorkDone) -> Iterator[tuple[str, float]]:
     names = ("examples_per_s", "tokens_per_s", "flops_per_s", "mfu")
     for name, a, b in zip(names, before.amounts, after.amounts, strict=True):
         if a is not None and b is not None and b > a:

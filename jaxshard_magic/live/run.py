@@ -1,20 +1,20 @@
-"""One run of a loop: its numbers by name, each a bounded series, and what is measured of the loop beside them."""
+"""Metrics of one run of a loop: each number returned or measured as a bounded series."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from ..report.metrics import Curve, Metrics, Tail
-from ..temporary import Held
-from .rates import Known
-from .series import MOST, Series
+from ..report.metrics import Curve, CurveTail, Metrics
+from ..temporary import AcquiredLock
+from .rates import CallWork
+from .series import MAX_BUCKETS, Series
 
-MOST_NAMES = 24  # of numbers that the step returns; more are counted and not kept
-DIGITS = 6  # of a value in a report
+MAX_NAMES = 24  # returned names with a series; further names are only counted
+DIGITS = 6  # significant digits of a value in a report
 
-# What is measured of the loop: its name, and its unit.
-MEASURED = {
+# Units of the measurements of the loop, by name.
+LOOP_METRICS = {
     "step_s": "s",
     "examples_per_s": "examples/s",
     "tokens_per_s": "tokens/s",
@@ -26,86 +26,110 @@ MEASURED = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one call of the step returned: its number from 1 on, the seconds into the run at which it was seen to have
-    finished, and its numbers by name."""
+class MetricsRow:
+    """Numbers returned by one call of the step.
+
+    Attributes:
+        step: Number of the call, from 1.
+        time: Seconds into the run at which the call was seen to have finished.
+        values: Numbers by name.
+    """
 
     step: int
     time: float
     values: Mapping[str, float]
 
 
-class Run:
-    """The numbers of a run: `returned` by the step, `measured` of its loop. `total()`: how many steps there will be,
-    None where that is not known."""
+class LiveRun:
+    """The metrics of a run.
 
-    def __init__(self, most: int = MOST, total: Callable[[], int | None] = lambda: None):
-        self._most = most
+    Args:
+        max_buckets: Maximum number of buckets per series, even.
+        total: Returns the planned number of steps; None if unknown.
+
+    Attributes:
+        returned: Series returned by the step, by name.
+        measured: Series measured of the loop, by the names of `LOOP_METRICS`.
+        work: Work of one call.
+        loss_name: Name of the loss among the returned numbers; None without a loss.
+        steps: Number of finished steps.
+        seconds: Seconds into the run at the last update.
+        skipped: Number of steps that were not read.
+    """
+
+    def __init__(self, max_buckets: int = MAX_BUCKETS, total: Callable[[], int | None] = lambda: None):
+        self._most = max_buckets
         self.total = total
         self.returned: dict[str, Series] = {}
         self.measured: dict[str, Series] = {}
-        self.known = Known()
-        self.loss: str | None = None  # what it is called among the numbers that the step returns
+        self.work = CallWork()
+        self.loss_name: str | None = None
         self.steps = 0
         self.seconds = 0.0
-        self.skipped = 0  # steps that went by unread
+        self.skipped = 0
         self._left_out: set[str] = set()
         self._lock = threading.RLock()
 
-    def add(self, row: Row) -> None:
-        """Take the numbers of a step, later than those before."""
+    def add_row(self, row: MetricsRow) -> None:
+        """Add the numbers of a step. Steps must arrive in order."""
         self.seconds = row.time
-        with Held(self._lock):
+        with AcquiredLock(self._lock):
             for name, value in row.values.items():
                 series = self.returned.get(name)
                 if series is None:
-                    if len(self.returned) >= MOST_NAMES:
+                    if len(self.returned) >= MAX_NAMES:
                         self._left_out.add(name)
                         continue
                     series = self.returned[name] = Series(self._most)
                 series.add(row.step, row.time, value)
 
-    def measure(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Take what was measured of the loop up to a step, by the names of `MEASURED`."""
+    def add_loop_metrics(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Add measurements of the loop up to a step, by the names of `LOOP_METRICS`.
+
+        Args:
+            step: The step.
+            time: Seconds into the run.
+            values: Measurements by name.
+        """
         self.seconds = time
-        with Held(self._lock):
+        with AcquiredLock(self._lock):
             for name, value in values.items():
                 if name not in self.measured:
                     self.measured[name] = Series(self._most)
                 self.measured[name].add(step, time, value)
 
-    def metrics(self, tails: Sequence[Tail] | None = None) -> Metrics | None:
-        """All of it as a report keeps it, where `tails` are all that there is of each curve; None where nothing is
-        known."""
+    def metrics(self, tails: Sequence[CurveTail] | None = None) -> Metrics | None:
+        """Return all metrics for a report; None without any.
+
+        Args:
+            tails: Complete curves, if already at hand.
+        """
         curves = [tail.curve for tail in (self.tails({}) if tails is None else tails)]
         if not curves:
             return None
-        more = {
-            "of": self.total(),
-            "skipped": self.skipped,
-            "left_out": len(self._left_out),
-            "loss": self.loss,
-        }
+        more = {"of": self.total(), "skipped": self.skipped, "left_out": len(self._left_out), "loss": self.loss_name}
         return Metrics(self.steps, _rounded(self.seconds), tuple(curves), **more)
 
-    def tails(self, known: Mapping[str, tuple[int, int]]) -> list[Tail]:
-        """What is new of each curve for whoever has so many buckets of such a width of it, by its name; the last of
-        those may have grown, and of a curve whose buckets have merged all are new."""
-        rules = {"examples_per_s": self.known.examples_by, "tokens_per_s": self.known.tokens_by}
-        with Held(self._lock):
-            found = [self._tail(name, series, known, "step") for name, series in self.returned.items()]
-            for name, unit in MEASURED.items():
+    def tails(self, buckets_read: Mapping[str, tuple[int, int]]) -> list[CurveTail]:
+        """Return the new part of each curve.
+
+        Args:
+            buckets_read: For each curve, the number of buckets a reader has and their width; empty for a new reader.
+        """
+        rules = {"examples_per_s": self.work.examples_rule, "tokens_per_s": self.work.tokens_rule}
+        with AcquiredLock(self._lock):
+            found = [self._tail(name, series, buckets_read, "step") for name, series in self.returned.items()]
+            for name, unit in LOOP_METRICS.items():
                 if name in self.measured:
-                    found.append(self._tail(name, self.measured[name], known, "loop", unit, rules.get(name)))
+                    found.append(self._tail(name, self.measured[name], buckets_read, "loop", unit, rules.get(name)))
         return found
 
-    def _tail(
-        self, name: str, series: Series, known: Mapping[str, tuple[int, int]], *how: str | None
-    ) -> Tail:
+    def _tail(self, name: str, series: Series, known: Mapping[str, tuple[int, int]], *how: str | None) -> CurveTail:
         count, width = known.get(name, (0, series.width))
+        # The last bucket may have grown since. After a merge (another width) all buckets are new.
         start = max(0, count - 1) if width == series.width else 0
         source, *more = how
-        return Tail(_curve(name, series, start, source or "step", *more), start, series.width)
+        return CurveTail(_curve(name, series, start, source or "step", *more), start, series.width)
 
 
 def _curve(
@@ -117,16 +141,16 @@ def _curve(
         source,
         unit,
         step=tuple(b.step for b in buckets),
-        min=tuple(_rounded(b.low) if b.finite else None for b in buckets),
+        min=tuple(_rounded(b.low) if b.finite_count else None for b in buckets),
         mean=tuple(None if b.mean is None else _rounded(b.mean) for b in buckets),
-        max=tuple(_rounded(b.high) if b.finite else None for b in buckets),
+        max=tuple(_rounded(b.high) if b.finite_count else None for b in buckets),
         last=tuple(_rounded(b.last) for b in buckets),
         time=tuple(_rounded(b.time) for b in buckets),
         count=series.count,
-        first=None if series.first is None else _rounded(series.first),
+        first=None if series.first_value is None else _rounded(series.first_value),
         rule=rule,
-        astray=series.astray,
-        before=series.before if series.astray is not None else None,
+        astray=series.first_nonfinite,
+        before=series.last_finite if series.first_nonfinite is not None else None,
     )
 
 

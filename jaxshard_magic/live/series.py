@@ -1,17 +1,25 @@
-"""A number over a run of any length in a fixed number of buckets: exact least, mean, most and last of each."""
+"""A number over a run of any length, in a bounded number of buckets with exact minimum, mean, maximum and last
+value."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 
-MOST = 128  # buckets; even, so that they merge in pairs
+MAX_BUCKETS = 128  # even, as buckets merge in pairs
 
 
 @dataclass(slots=True)
 class Bucket:
-    """The values of steps that follow each other, up to `step`, which was seen `time` seconds into the run.
+    """The values of consecutive steps.
 
-    `low`, `high` and `total` are over the `finite` ones, `last` is the newest, whatever it is.
+    Attributes:
+        step: The last of the steps.
+        time: Seconds into the run at which `step` was seen.
+        low: Smallest finite value.
+        high: Largest finite value.
+        total: Sum of the finite values.
+        finite_count: Number of finite values.
+        last: The newest value, finite or not.
     """
 
     step: int
@@ -19,74 +27,86 @@ class Bucket:
     low: float
     high: float
     total: float
-    finite: int
+    finite_count: int
     last: float
 
     @property
     def mean(self) -> float | None:
-        """Of the finite values; None where there is none."""
-        return self.total / self.finite if self.finite else None
+        """Mean of the finite values; None without any."""
+        return self.total / self.finite_count if self.finite_count else None
 
     def add(self, step: int, time: float, value: float) -> None:
-        """Take in the value of a later step."""
+        """Add the value of a later step."""
         self.step, self.time, self.last = step, time, value
         if isfinite(value):
-            self.finite, self.total = self.finite + 1, self.total + value
+            self.finite_count, self.total = self.finite_count + 1, self.total + value
             if value < self.low:
                 self.low = value
             if value > self.high:
                 self.high = value
 
     def merge(self, later: "Bucket") -> None:
-        """Take in the bucket that follows."""
+        """Merge with the next bucket."""
         self.step, self.time, self.last = later.step, later.time, later.last
-        self.finite, self.total = self.finite + later.finite, self.total + later.total
+        self.finite_count, self.total = self.finite_count + later.finite_count, self.total + later.total
         self.low, self.high = min(self.low, later.low), max(self.high, later.high)
 
 
 class Series:
-    """Values by their steps, in rising order, in at most `most` buckets of `width` values each.
+    """Values by increasing step, in at most `max_buckets` buckets of `width` values each.
 
-    A value costs the same however many there were: when all buckets are full they merge in pairs and hold twice as
-    many. What is not a number, or infinite, is in no least, mean or most; `astray` is the first step that had one,
-    `before` the last one before it whose value was finite; `first` is the first value of all.
+    If all buckets are full, they merge in pairs, and each then holds twice as many values. So the cost of a value does
+    not depend on the length of the run. NaN and infinite values are in no minimum, mean or maximum.
 
-    >>> loss = Series(most=2)
+    >>> loss = Series(max_buckets=2)
     >>> for step, value in enumerate([4.0, 2.0, 3.0, 1.0, 0.5], 1):
     ...     loss.add(step, time=step / 10, value=value)
     >>> [(b.step, b.low, b.mean, b.high, b.last) for b in loss], loss.width
     ([(4, 1.0, 2.5, 4.0, 1.0), (5, 0.5, 0.5, 0.5, 0.5)], 4)
+
+    Args:
+        max_buckets: Maximum number of buckets, even.
+
+    Attributes:
+        width: Values per bucket.
+        count: Number of values.
+        first_value: The first value.
+        first_nonfinite: First step with a value that is not finite; None without one.
+        last_finite: Last step with a finite value before `first_nonfinite`; None without one.
+
+    Raises:
+        ValueError: `max_buckets` is odd or below 2.
     """
 
-    def __init__(self, most: int = MOST):
-        if most < 2 or most % 2:
-            raise ValueError(f"buckets merge in pairs: an even number of them, not {most}")
-        self._most, self._buckets, self._room = most, list[Bucket](), 0
+    def __init__(self, max_buckets: int = MAX_BUCKETS):
+        if max_buckets < 2 or max_buckets % 2:
+            raise ValueError(f"buckets merge in pairs: an even number of them, not {max_buckets}")
+        self._most, self._buckets, self._room_left = max_buckets, list[Bucket](), 0
         self.width = 1
         self.count = 0
-        self.first: float | None = None
-        self.astray: int | None = None
-        self.before: int | None = None
+        self.first_value: float | None = None
+        self.first_nonfinite: int | None = None
+        self.last_finite: int | None = None
 
     def add(self, step: int, time: float, value: float) -> None:
-        """Take the value of a step that is later than those before, `time` seconds into the run."""
+        """Add the value of a later step, `time` seconds into the run."""
         self.count += 1
-        if self.first is None:
-            self.first = value
-        if self.astray is None:
+        if self.first_value is None:
+            self.first_value = value
+        if self.first_nonfinite is None:
             if isfinite(value):
-                self.before = step
+                self.last_finite = step
             else:
-                self.astray = step
-        if not self._room:
+                self.first_nonfinite = step
+        if not self._room_left:
             if len(self._buckets) == self._most:
-                self._halve()
+                self._merge_pairs()
             self._buckets.append(Bucket(step, time, inf, -inf, 0.0, 0, value))
-            self._room = self.width
+            self._room_left = self.width
         self._buckets[-1].add(step, time, value)
-        self._room -= 1
+        self._room_left -= 1
 
-    def _halve(self) -> None:
+    def _merge_pairs(self) -> None:
         pairs = list(zip(self._buckets[::2], self._buckets[1::2], strict=True))
         for first, second in pairs:
             first.merge(second)

@@ -1,1 +1,1 @@
-"""Everything that knows IPython: the magics, their lines, the cells they run, and how results are shown."""
+"""IPython front end: magics, parsing of their lines, running of cells, and display of results."""

@@ -1,4 +1,4 @@
-"""`%shard abstract`: arrays of the notebook turned into their shapes, and their memory freed."""
+"""`%shard abstract`: replace arrays of the notebook by their shapes, and free their memory."""
 
 import gc
 import math
@@ -15,49 +15,71 @@ import numpy as np
 
 from ..errors import ShardError, did_you_mean
 from ..introspect import is_a, own_dict
-from ..program.memory_kinds import shape_in
-from ..program.peel import aval, nnx_calls
-from ..program.refused import holds_arrays
+from ..program.argument_errors import has_array_attributes
+from ..program.flatten_call import aval_key, nnx_objects
+from ..program.memory_kinds import shape_in_memory
 from ..views.format import byte_text
 
-_OUTPUT = re.compile(r"_\d+")  # IPython's name for what one cell gave; %xdel of it finds its other names, too
+_OUTPUT = re.compile(r"_\d+")  # IPython's name of a cell's output; `%xdel` of it deletes its other names, too
 _HISTORY = re.compile(r"_{1,3}|_oh|Out|" + _OUTPUT.pattern)
-_CLOSED = {"IPython", "ipykernel", "ipywidgets", "traitlets"}  # the shell leads to everything
+_CLOSED = {"IPython", "ipykernel", "ipywidgets", "traitlets"}  # objects of the shell refer to everything
 
 
 def abstract(value: Any) -> Any:
-    """`value` with a `jax.ShapeDtypeStruct` in the place of every array, without its sharding.
+    """Return `value` with a `jax.ShapeDtypeStruct`, without sharding, in place of every array.
 
-    value: any pytree, NNX objects among its leaves; these are made anew, the given ones stay as they are. Numbers
-    and what else is no array stay. Raises `ShardError` for a leaf that holds arrays and is no pytree.
+    Numbers and other leaves without arrays stay. NNX objects are copied, so the given objects do not change.
 
     >>> abstract([np.zeros((4, 8), np.float32), 3])
     [ShapeDtypeStruct(shape=(4, 8), dtype=float32), 3]
+
+    Args:
+        value: Any pytree; NNX objects may be among the leaves.
+
+    Raises:
+        ShardError: A leaf has arrays and is no pytree.
     """
-    return _abstracted({"the value": value})["the value"]
+    return _to_shapes({"the value": value})["the value"]
 
 
 def abstract_names(namespace: MutableMapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Replace the values of `names` by their shapes; a line of each that says what was freed.
+    """Replace the values of `names` by their shapes, and report the freed bytes.
 
-    Objects that several of the values share stay shared. All names are looked at before the first is changed.
-    Raises `ShardError` for a name that is not there and for a value without arrays, or with some that can't be
-    reached.
+    All names are checked before the first value is changed. Objects shared by several values stay shared.
+
+    Args:
+        namespace: The notebook's namespace, changed in place.
+        names: Names to replace; repetitions are ignored.
+
+    Returns:
+        One line for each name: bytes freed, and names or outputs of cells still holding the other bytes.
+
+    Raises:
+        ShardError: No names are given, a name is unknown, or a value has no arrays or some out of reach.
     """
     names = list(dict.fromkeys(names))
     if not names:
         raise ShardError("%shard abstract needs names of the notebook's: %shard abstract state batch")
-    found = _found(namespace, names)
-    namespace.update(_abstracted({f.name: namespace[f.name] for f in found if f.arrays}))
+    found = _collect_arrays(namespace, names)
+    namespace.update(_to_shapes({f.name: namespace[f.name] for f in found if f.arrays}))
+    # Arrays in reference cycles are freed by the garbage collector alone; without this call they would be reported as
+    # held.
     gc.collect()
     elsewhere = _holders(namespace, {id(x): x for f in found for x in f.living()})
     return [_line(f, elsewhere, namespace) for f in found]
 
 
 @dataclass(eq=False)
-class _Found:
-    """What stood under a name. `arrays` counts its arrays; `owners` are weak references to those that no name
-    before it has, each with its bytes on all devices."""
+class _NamedArrays:
+    """Arrays found under one name before the replacement.
+
+    Attributes:
+        name: Name in the notebook.
+        arrays: Number of arrays.
+        shapes: Number of leaves that are shapes already.
+        owners: Weak references to arrays that own memory, each with the bytes on all devices; arrays under an earlier
+            name are left out.
+    """
 
     name: str
     arrays: int
@@ -65,10 +87,12 @@ class _Found:
     owners: list[tuple[weakref.ref, int]] = field(default_factory=list)
 
     def living(self) -> list[Any]:
+        """Return the owners not freed so far."""
         return [x for ref, _ in self.owners if (x := ref()) is not None]
 
 
-def _found(namespace: MutableMapping[str, Any], names: Sequence[str]) -> list[_Found]:
+def _collect_arrays(namespace: MutableMapping[str, Any], names: Sequence[str]) -> list[_NamedArrays]:
+    """Collect the arrays under `names`; raise `ShardError`, before any change, for a name without reachable arrays."""
     found, seen = [], set()
     for name in names:
         if name not in namespace:
@@ -78,10 +102,8 @@ def _found(namespace: MutableMapping[str, Any], names: Sequence[str]) -> list[_F
         arrays = [x for x in leaves if not isinstance(x, jax.ShapeDtypeStruct)]
         if not leaves:
             kind = type(namespace[name]).__name__
-            raise ShardError(
-                f"'{name}' is a {kind} and holds no arrays that jax knows of. Nothing was changed"
-            )
-        one = _Found(name, len(arrays), len(leaves) - len(arrays))
+            raise ShardError(f"'{name}' is a {kind} and holds no arrays that jax knows of. Nothing was changed")
+        one = _NamedArrays(name, len(arrays), len(leaves) - len(arrays))
         for x in map(_owner, arrays):
             if id(x) not in seen:
                 seen.add(id(x))
@@ -91,15 +113,15 @@ def _found(namespace: MutableMapping[str, Any], names: Sequence[str]) -> list[_F
 
 
 def _array_leaves(name: str, value: Any) -> list[Any]:
-    """The arrays and shapes in `value`. Raises `ShardError` where some are out of reach."""
+    """Return the arrays and shapes in `value`. Raise `ShardError` if a leaf hides arrays from jax."""
     leaves = []
     for x in jax.tree.leaves(value, is_leaf=_is_node):
         if _is_node(x):
-            leaves += nnx_calls().open_nodes([x], [(jax.tree_util.GetAttrKey(name),)]).leaves()
+            leaves += nnx_objects().open_nodes([x], [(jax.tree_util.GetAttrKey(name),)]).leaves()
         else:
             leaves.append(x)
     for x in leaves:
-        if not _is_array(x) and holds_arrays(x):
+        if not _is_array(x) and has_array_attributes(x):
             kind = type(x).__name__
             raise ShardError(
                 f"'{name}' has arrays in a {kind}, which jax does not know as a pytree, so that they can't be "
@@ -108,14 +130,15 @@ def _array_leaves(name: str, value: Any) -> list[Any]:
     return [x for x in leaves if _is_array(x) or isinstance(x, jax.ShapeDtypeStruct)]
 
 
-def _abstracted(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with shapes for arrays; NNX objects of all of them in one go, so that they stay one graph."""
+def _to_shapes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with shapes in place of arrays."""
     leaves, tree = jax.tree.flatten(values, is_leaf=_is_node)
+    # All NNX objects are opened at once: opened one by one, the copies would no longer share their variables.
     places = [i for i, x in enumerate(leaves) if _is_node(x)]
     shapes = [_shape(x) for x in leaves]
     if places:
-        nodes = nnx_calls().open_nodes([leaves[i] for i in places], [()] * len(places))
-        made = nnx_calls().Inside(nodes, [_shape(x) for x in nodes.leaves()]).roots
+        nodes = nnx_objects().open_nodes([leaves[i] for i in places], [()] * len(places))
+        made = nnx_objects().TracedObjects(nodes, [_shape(x) for x in nodes.leaves()]).roots
         for i, node in zip(places, made, strict=True):
             shapes[i] = node
     return tree.unflatten(shapes)
@@ -124,28 +147,29 @@ def _abstracted(values: dict[str, Any]) -> dict[str, Any]:
 def _shape(x: Any) -> Any:
     if not _is_array(x):
         return x
-    return shape_in(*aval(x))
+    return shape_in_memory(*aval_key(x))
 
 
 def _is_array(x: Any) -> bool:
+    """Return whether `x` is a jax or numpy array with a dtype known to jax."""
     if isinstance(x, np.ndarray):
         return x.dtype.kind not in "OSUMm"
     return isinstance(x, jax.Array)
 
 
 def _is_node(x: Any) -> bool:
-    return "flax.nnx" in sys.modules and nnx_calls().is_node(x)
+    return "flax.nnx" in sys.modules and nnx_objects().is_node(x)
 
 
 def _owner(x: Any) -> Any:
-    """The array whose memory `x` shows: of a numpy view the one that it is of."""
+    """Return the array that owns the memory of `x`: for a numpy view the base, otherwise `x`."""
     while isinstance(x, np.ndarray) and isinstance(x.base, np.ndarray):
         x = x.base
     return x
 
 
 def _bytes(x: Any) -> int:
-    """On all devices together."""
+    """Return the bytes of an array on all addressable devices together."""
     if isinstance(x, np.ndarray):
         return x.nbytes
     if x.is_deleted():
@@ -155,25 +179,29 @@ def _bytes(x: Any) -> int:
 
 
 def _holders(namespace: MutableMapping[str, Any], living: dict[int, Any]) -> dict[int, list[str]]:
-    """For each array that lives on: the notebook's names that lead to it."""
+    """Return, for each array still alive, the notebook's names that lead to it.
+
+    Args:
+        namespace: The notebook's namespace.
+        living: Arrays by id.
+    """
     held: dict[int, list[str]] = {i: [] for i in living}
     if not living:
         return held
-    closed = {id(own_dict(m)) for m in list(sys.modules.values())} | {
-        id(namespace),
-        id(living),
-    }
+    # Functions refer to the globals of their module, and through these everything is reachable.
+    closed = {id(own_dict(m)) for m in list(sys.modules.values())} | {id(namespace), id(living)}
     for name, value in list(namespace.items()):
-        for i in _reached(value, held.keys(), closed):
+        for i in _reachable_ids(value, held.keys(), closed):
             held[i].append(name)
     return held
 
 
-def _reached(value: Any, wanted: Iterable[int], closed: set[int]) -> set[int]:
-    """Those of the `wanted` that are in `value`, objects, containers and closures looked through."""
+def _reachable_ids(value: Any, wanted: Iterable[int], closed: set[int]) -> set[int]:
+    """Return the ids out of `wanted` reachable from `value` through objects, containers and closures."""
     wanted, seen, todo = set(wanted), set(closed), [value]
     while todo:
         x = todo.pop()
+        # Types, modules and objects of the shell lead to everything, so every name would appear to hold every array.
         if id(x) in seen or is_a(x, (type, types.ModuleType)) or _package(x) in _CLOSED:
             continue
         seen.add(id(x))
@@ -185,10 +213,12 @@ def _reached(value: Any, wanted: Iterable[int], closed: set[int]) -> set[int]:
 
 
 def _package(x: Any) -> str:
+    """Return the top-level package of the type of `x`."""
     return str(type(x).__module__).partition(".")[0]
 
 
-def _line(found: _Found, elsewhere: dict[int, list[str]], namespace: Mapping[str, Any]) -> str:
+def _line(found: _NamedArrays, elsewhere: dict[int, list[str]], namespace: Mapping[str, Any]) -> str:
+    """Return the line printed for one name."""
     count = f"{found.name}: {found.arrays} array{'s' * (found.arrays != 1)}"
     if not found.arrays:
         return f"{found.name}: {found.shapes} shape{'s' * (found.shapes != 1)} already, nothing to free"
@@ -198,11 +228,11 @@ def _line(found: _Found, elsewhere: dict[int, list[str]], namespace: Mapping[str
     if not held:
         return text
     names = list(dict.fromkeys(name for x, _ in held for name in elsewhere[id(x)]))
-    return f"{text}; {byte_text(sum(n for _, n in held))} still held {_by(names, namespace)}"
+    return f"{text}; {byte_text(sum(n for _, n in held))} still held {_holders_text(names, namespace)}"
 
 
-def _by(names: Sequence[str], namespace: Mapping[str, Any]) -> str:
-    """Who holds what was not freed, and what frees it."""
+def _holders_text(names: Sequence[str], namespace: Mapping[str, Any]) -> str:
+    """Return a text with the holders of memory not freed, and the commands that free the memory."""
     users = [name for name in names if not _HISTORY.fullmatch(name)]
     outputs = [name for name in names if _OUTPUT.fullmatch(name)]
     parts = []
@@ -219,4 +249,5 @@ def _by(names: Sequence[str], namespace: Mapping[str, Any]) -> str:
 
 
 def _shows_arrays(value: Any) -> bool:
+    """Return whether jax finds arrays or NNX objects among the leaves of `value`."""
     return any(_is_node(x) or _is_array(x) for x in jax.tree.leaves(value, is_leaf=_is_node))

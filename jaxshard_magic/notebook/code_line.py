@@ -1,14 +1,14 @@
-"""`%shard code`: the last step as plain JAX, from the cells that it was defined in."""
+"""`%shard code`: export the last step as plain JAX, together with the cells that define what the step needs."""
 
 import inspect
 import linecache
 from typing import TYPE_CHECKING, Any
 
 from ..cell_files import is_cell_file
+from ..code_locations import cell_name
 from ..errors import ShardError
 from ..introspect import is_iterator, static_attribute
-from ..places import cell_name
-from ..report.written import place_for
+from ..report.records import writable_path
 from ..temporary import Replaced, attribute
 from . import cells
 from .displays import say
@@ -21,14 +21,26 @@ if TYPE_CHECKING:
     from ..codegen import Code
     from .session import ShardSession
 
-ELSEWHERE = "my_step"  # the module that a program imports a step from whose text can't be had
+ELSEWHERE = "my_step"  # placeholder: module that a program imports a step of unknown source from
 
 
-def written(
-    text: str, shell: "InteractiveShell", session: "ShardSession", failed: "cells.Failed"
+def run_code_line(
+    text: str, shell: "InteractiveShell", session: "ShardSession", failed: "cells.FailedCells"
 ) -> "tuple[Code | None, str | None]":
-    """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
-    be, and before there is a step."""
+    """Run a `%shard code` line.
+
+    Args:
+        text: The line, from the word `code` on.
+        shell: IPython's shell.
+        session: State between cells.
+        failed: Lines at which earlier cells raised.
+
+    Returns:
+        The program and the name to bind it to; None and None for `--help`.
+
+    Raises:
+        ShardError: The line is malformed, no step exists so far, or the last cell compared strategies.
+    """
     import jax
 
     options = parse_command(text, CodeOptions)
@@ -38,7 +50,7 @@ def written(
     if options.words:
         raise ShardError(f"%shard code takes no words; unexpected: {' '.join(options.words)}")
     step: Any = session.step
-    if isinstance(step, cells.Rehearsal):
+    if isinstance(step, cells.DryRunStep):
         step = step.sharded
     write = "write %%shard fsdp above a cell with a train step, then %shard code"
     if session.comparison is not None:
@@ -46,23 +58,22 @@ def written(
     if step is None:
         raise ShardError(f"there is no step yet: {write}")
     if options.file is not None:
-        place_for(options.file, over=options.force)
+        writable_path(options.file, overwrite=options.force)
     draw = line_for(shell) if session.progress else None
-    with Progress(draw, of=step.path) as progress, Replaced(attribute(step, "progress"), progress):
-        found = _written(shell, step, failed)
-    if (
-        options.file is not None and jax.process_index() == 0
-    ):  # hosts have the same text, and maybe the same disk
-        say(f"written to {found.save(options.file)}")
-    return found, options.output
+    with Progress(draw, label=step.path) as progress, Replaced(attribute(step, "progress"), progress):
+        program = _export(shell, step, failed)
+    # All hosts have the same text, and may share a disk: one writes.
+    if options.file is not None and jax.process_index() == 0:
+        say(f"written to {program.save(options.file)}")
+    return program, options.output
 
 
-def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "Code":
-    """The step's program, from what the cell that runs it needs of those before it."""
-    from ..codegen import Piece, code_of, last_call
+def _export(shell: "InteractiveShell", step: Any, failed: "cells.FailedCells") -> "Code":
+    """Return the program of the step, built from the statements of earlier cells that the step's cell needs."""
+    from ..codegen import UserStatement, generate_code, last_call
 
-    path, (every, own) = step.path, _units(shell, step, failed)
-    units, calls = cells.up_to_caller(every, path, own)
+    path, (every, own) = step.path, _executed_cells(shell, step, failed)
+    units, calls = cells.cells_up_to_call(every, path, own)
     if "." in path and any(s.defines and path.partition(".")[0] in s.binds for s in units[own].statements):
         raise ShardError(
             f"%shard code writes programs of steps that stand at the top of a cell, and {path} is inside "
@@ -70,93 +81,92 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
         )
     root = path.partition(".")[0]
     calls = calls or any(s.mentions_a_call(path) for s in units[own].statements)
-    by_position, by_name = ([], []) if calls else _given(step, last_call(step)[1])
-    drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}
-    found, missing = cells.needed(units, {root, *by_position, *by_name}, path, drawing)
-    known = {
-        name: cells.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
-    }
-    given = {name: text for name, text in known.items() if text is not None}
-    if any("display" in s.reads | s.reads_later for s in found):
-        given["display"] = "display = print"  # in the place of the notebook's
-    if root not in given and root in missing:
-        given[root] = f"from {ELSEWHERE} import {root}"
-    givers = cells.Givers(units)
-    pieces = [Piece(text, "", 1, "", imports="import " in text) for text in given.values()] + [
-        Piece(
+    by_position, by_name = ([], []) if calls else _argument_names(step, last_call(step)[1])
+    drawing = {name for name, value in shell.user_ns.items() if _changes_on_use(value)}
+    statements, missing = cells.required_statements(units, {root, *by_position, *by_name}, path, drawing)
+    value_texts = {name: cells.as_source(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())}
+    definitions = {name: text for name, text in value_texts.items() if text is not None}
+    if any("display" in s.reads | s.reads_later for s in statements):
+        definitions["display"] = "display = print"  # outside IPython there is no `display`
+    if root not in definitions and root in missing:
+        definitions[root] = f"from {ELSEWHERE} import {root}"
+    givers = cells.AssignedNames(units)
+    pieces = [UserStatement(text, "", 1, "", imports="import " in text) for text in definitions.values()] + [
+        UserStatement(
             s.text,
             s.unit.file or "",
             s.first + s.unit.shift,
             s.unit.title,
             s.before,
             imports=s.is_import,
-            calls=s.calls(path),
-            makes=root in givers.of(s) or any(f"{path}.".startswith(f"{name}.") for name in s.sets),
-            early=any(
-                name.split(".")[:2] in (["os", "environ"], ["sys", "path"]) for name in (*s.sets, *s.does)
+            calls_step=s.calls(path),
+            binds_step=root in givers.of(s) or any(f"{path}.".startswith(f"{name}.") for name in s.mutates),
+            precedes_imports=any(
+                name.split(".")[:2] in (["os", "environ"], ["sys", "path"]) for name in (*s.mutates, *s.effect_calls)
             ),
         )
-        for s in found
+        for s in statements
     ]
-    return code_of(
+    return generate_code(
         step,
         pieces,
         path,
-        missing=missing - given.keys(),
-        elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
-        call=None
-        if calls
-        else f"results = {path}({', '.join([*by_position, *(f'{n}={n}' for n in by_name)])})",
+        missing=missing - definitions.keys(),
+        elsewhere=ELSEWHERE if definitions.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
+        call=None if calls else f"results = {path}({', '.join([*by_position, *(f'{n}={n}' for n in by_name)])})",
     )
 
 
-def _given(step: Any, call: Any) -> tuple[list[str], list[str]]:
-    """The parameters of a step that its last call gave by position, and those by name."""
-    positions, names = call.given
+def _argument_names(step: Any, call: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the parameters passed by position and by keyword in the step's last call."""
+    positions, names = call.call_signature
     parameters = inspect.signature(step.__wrapped__).parameters.values()
     by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return by_position[:positions], list(names)
 
 
-def _is_drawn_from(value: Any) -> bool:
-    """Does an object give something else at each time: a generator of random numbers or keys or a method of one, an
-    iterator?"""
+def _changes_on_use(value: Any) -> bool:
+    """Return whether each use of an object gives a different value: a generator of random numbers or keys, a method of
+    one, or an iterator."""
     owner = static_attribute(value, "__self__", value)
-    return is_iterator(owner) or type(owner).__name__ in (
-        "Rngs",
-        "Generator",
-        "RandomState",
-        "Random",
-    )
+    return is_iterator(owner) or type(owner).__name__ in ("Rngs", "Generator", "RandomState", "Random")
 
 
-def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "tuple[list[cells.Unit], int]":
-    """The cells that ran, in order, and the position of the step's own."""
+def _executed_cells(
+    shell: "InteractiveShell", step: Any, failed: "cells.FailedCells"
+) -> "tuple[list[cells.ExecutedCell], int]":
+    """Return all cells run so far, in order, and the position of the step's own cell.
+
+    Each cell gets the file that Python knows its code by, and the line at which the cell raised, if any.
+    """
     raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
     _, last = step.cell
     own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
-    known: dict[str, dict[int | None, tuple[str, int]]] = {}  # of one text by the cells that have it
+    files_by_text: dict[str, dict[int | None, tuple[str, int]]] = {}  # by text, then by number of cell
     for file, entry in linecache.cache.items():
-        number = cells.number_of(shell, file)
+        number = cells.execution_number(shell, file)
         if len(entry) == 4 and (number is not None or is_cell_file(file)):
             text = "".join(entry[2])
-            known.setdefault(text.strip("\n"), {})[number] = file, _blank(text)
+            files_by_text.setdefault(text.strip("\n"), {})[number] = file, _blank(text)
     units = []
     for number, cell in enumerate(raw):
         body = cells.below_magic(cell)
         ran, python = (shell.transform_cell(text) for text in (body, cells.untimed(body)))
-        files = known.get(ran.strip("\n"), {})
+        # Several cells may have this text: the number tells them apart, and without a match the newest file is taken.
+        files = files_by_text.get(ran.strip("\n"), {})
         file, lead = files.get(number) or next(reversed(files.values()), (None, 0))
         shift = lead - _blank(python) if file else 0
-        units.append(cells.Unit(cell_name(number), python, file, shift, failed.lines.get(number)))
+        units.append(cells.ExecutedCell(cell_name(number), python, file, shift, failed.lines.get(number)))
     return units, own
 
 
 def _blank(text: str) -> int:
+    """Return the number of newlines at the beginning of `text`."""
     return len(text) - len(text.lstrip("\n"))
 
 
 def help_text() -> str:
+    """Return the text printed by `%shard code --help`."""
     return f"""The last step as a program of plain JAX: your own cells, a mesh, where every array lies, and the plan's
 constraints at your own lines. It runs without jaxshard_magic.
 

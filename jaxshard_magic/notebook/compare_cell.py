@@ -1,17 +1,17 @@
-"""A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
+"""`%%shard` cells that compare: run the step of a cell under several strategies, on copies of its arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardError, one_of, whole_number
+from ..errors import ShardError, list_names, parse_count
 from ..introspect import is_method
 from . import cells
 from .displays import say
-from .growing import Growing
-from .history_line import MOST
+from .history_line import MAX_NUMBER
+from .live_output import LiveOutput
 from .progress import Progress
-from .shard_cell import ShardCell, placed_by, requests_of
+from .shard_cell import ShardCell, requests_of, shard_arguments
 
 if TYPE_CHECKING:
     from ..history import Store
@@ -19,25 +19,35 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison, Trial
 
 
-def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, str]":
-    """The cell's step tried as its line has it, and in words how far that came where the user stopped it, else nothing;
-    the cell ends at the step's first call, of which the arguments are.
+def compare_strategies(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, str]":
+    """Try the cell's step under all strategies of the line.
 
-    Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
+    The cell runs up to the first call of its step; the arguments of this call are used for all trials.
+
+    Args:
+        this: The cell.
+        strategies: Names from the line; the default strategies if empty.
+
+    Returns:
+        The comparison, and a text about the progress made if the user stopped the comparison, otherwise "".
+
+    Raises:
+        ShardError: The line is impossible (checked before the cell runs), or the step has no arguments.
+        Interrupted: The user stopped the comparison before any strategy had compiled.
     """
-    from ..comparing import How, Trying, candidates, chip_for
     from ..config.strategies import COMPARED
-    from ..step.rejit import Rejits
+    from ..search import TrialOptions, TrialRunner, candidates, chip_for
+    from ..step.rejit import ShardedJits
 
     options, path, space = this.options, this.path, this.shell.user_ns
     requests = requests_of(options, list(strategies) or COMPARED, this.mesh)
-    candidates(requests)
-    binding = cells.Binding(space, this.place, cells.Awaited)
-    with binding, this.room(), Rejits():
+    candidates(requests)  # raises for an impossible line, before the cell runs
+    binding = cells.Binding(space, this.place, cells.ArgumentCapture)
+    with binding, this.memory_guard(), ShardedJits():
         cells.run(this.shell, this.code, binding)
     binding.undo()
-    if this.not_called is not None and (binding.sharded is None or binding.sharded.arguments is None):
-        raise ShardError(this.not_called)
+    if this.not_called_message is not None and (binding.sharded is None or binding.sharded.arguments is None):
+        raise ShardError(this.not_called_message)
     if binding.sharded is None:
         raise ShardError(f"the cell ended without binding {path}")
     function = binding.sharded.__wrapped__
@@ -46,9 +56,9 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
     if method and not options.dry_run:
         say(f"{path} is a method, and to run it would change its object: it is only compiled")
 
-    growing = Growing(this.grows, this.session.view)
-    with Progress(this.draw, of=path) as progress, growing:
-        how = How(
+    growing = LiveOutput(this.shows_early_results, this.session.view)
+    with Progress(this.draw, label=path) as progress, growing:
+        how = TrialOptions(
             options.name or path,
             run=not options.dry_run and not method and this.attached,
             repeat=options.repeat or None,
@@ -56,9 +66,9 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
             show=growing,
             prepare=this.prepare,
         )
-        placed = placed_by(options, path, function) | {"on": chip_for(this.mesh, options.on)}
-        requests = replace(requests, placed=placed)
-        trying = Trying(function, candidates(requests), how)
+        placed = shard_arguments(options, path, function) | {"on": chip_for(this.mesh, options.on)}
+        requests = replace(requests, fixed=placed)
+        trying = TrialRunner(function, candidates(requests), how)
         comparison = trying(args, kwargs)
     if not trying.stopped:
         return comparison, ""
@@ -70,28 +80,37 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, s
     return comparison, f"Stopped: {compiled} of {every} compiled{f', {ran} ran' if how.run else ''}."
 
 
-def of_the_past(
+def compare_reports(
     history: "Sequence[Report]", words: Sequence[str], names: Mapping[str, Any], store: "Store"
 ) -> "Comparison":
-    """Reports by their numbers or by the notebook's names for them; those of this session, `history`, without any.
+    """Return a comparison of reports selected by number or by variable name.
 
-    Raises ShardError for a word that is none of both, and where there is no report.
+    Args:
+        history: Reports of this session, compared if `words` is empty.
+        words: Report numbers, or names of reports in the notebook.
+        names: The notebook's namespace.
+        store: History of all notebooks.
+
+    Raises:
+        ShardError: A word is neither a number nor the name of a report, or no report exists.
     """
     from ..report.comparison import Comparison
 
     if not history and not words:
         raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
     found = [_report(word, history, names, store) for word in words] or history
+    # A report named twice is compared once.
     chosen = list({id(report): report for report in found}.values())
-    return Comparison(one_of(dict.fromkeys(report.name for report in chosen)), tuple(map(_trial, chosen)))
+    return Comparison(list_names(dict.fromkeys(report.name for report in chosen)), tuple(map(_trial, chosen)))
 
 
 def _report(word: str, history: "Sequence[Report]", names: Mapping[str, Any], store: "Store") -> "Report":
+    """Return the report for a word: from the namespace, from this session, or from the stored history."""
     from ..report import Report
 
     if isinstance(named := names.get(word), Report):
         return named
-    number = whole_number(word, MOST)
+    number = parse_count(word, MAX_NUMBER)
     if number is None:
         raise ShardError(
             f"%shard compare takes the numbers of reports, as %shard history lists them, or names of reports, not "
@@ -102,11 +121,12 @@ def _report(word: str, history: "Sequence[Report]", names: Mapping[str, Any], st
 
 
 def _trial(report: "Report") -> "Trial":
-    from ..comparing import VARIED, line_of
+    """Return a report in the form of a trial, with the `%%shard` line that reproduces it."""
     from ..report.comparison import Trial
     from ..report.parts import mesh_text
+    from ..search import VARIABLE_OPTIONS, line_of
 
     axes, options = dict(report.mesh.axes), dict(report.options)
-    own = {name: value for name, value in options.items() if name in VARIED}
+    own = {name: value for name, value in options.items() if name in VARIABLE_OPTIONS}
     line = line_of(report.strategy, mesh_text(axes), own)
     return Trial(report.strategy, axes, options, line, report, number=report.number)

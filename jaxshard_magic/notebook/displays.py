@@ -1,5 +1,4 @@
-"""How a notebook shows what the magics return: a Report, compared strategies, a choice, a pipeline, a schedule as one,
-compared schedules, an explorer, the history, a program to take home."""
+"""Display of the magics' results: which renderer IPython calls for each public type."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,11 +7,11 @@ if TYPE_CHECKING:
     from ..codegen import Code
     from ..history import History
     from ..report.choice import Choice
-    from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
+    from ..schedule import ScheduleComparison as Schedules
     from .session import ShardSession
 
-_WIDGETS = {  # with the function of views.show that displays them
+_WIDGETS = {  # each with its function in `views.show`
     ("jaxshard_magic.report", "Report"): "show",
     ("jaxshard_magic.report.pipeline", "Pipeline"): "show_pipeline",
     ("jaxshard_magic.report.comparison", "Comparison"): "show_live",
@@ -21,14 +20,18 @@ _WIDGETS = {  # with the function of views.show that displays them
 _CHOICE = ("jaxshard_magic.report.choice", "Choice")
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _WITHOUT_WIDGET = (
-    ("jaxshard_magic.history.listed", "History"),
+    ("jaxshard_magic.history.history_table", "History"),
     ("jaxshard_magic.codegen.code", "Code"),
     ("jaxshard_magic.schedule.compare", "Comparison"),
 )
 
 
 def say(text: str) -> None:
-    """Print lines that may have names of the user's or of files, and figures with their signs, on any terminal."""
+    """Print text, of one or several lines, with a substitute for each character that the terminal can't print or
+    encode.
+
+    Texts may have names of the user's or of files.
+    """
     from ..views.format import printable_lines
     from ..views.terminal import writable
 
@@ -36,9 +39,10 @@ def say(text: str) -> None:
 
 
 def register(shell: Any, session: "ShardSession") -> None:
-    """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
+    """Register display functions, so that results appear as `session.view` says, also results made without a magic."""
     displays, pages = _formatters(shell)
     for name, function in _WIDGETS.items():
+        # Registered by name: the types' modules are imported only when a value is displayed.
         displays.for_type_by_name(*name, partial(_display, session, function))
     displays.for_type_by_name(*_CHOICE, partial(_choice, session))
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
@@ -47,29 +51,31 @@ def register(shell: Any, session: "ShardSession") -> None:
 
 
 def remove(shell: Any) -> None:
-    """Take out what `register` put in."""
+    """Remove the display functions registered by `register`."""
     for formatter in _formatters(shell):
         for name in (*_WIDGETS, _CHOICE, _SCHEDULE, *_WITHOUT_WIDGET):
             formatter.pop(".".join(name), None)
 
 
 def _formatters(shell: Any) -> tuple[Any, Any]:
+    """Return IPython's formatter for self-displaying objects and the formatter for HTML."""
     formatter = shell.display_formatter
-    return (
-        formatter.ipython_display_formatter,
-        formatter.formatters["text/html"],
-    )
+    return (formatter.ipython_display_formatter, formatter.formatters["text/html"])
 
 
 def _display(session: "ShardSession", function: str, value: Any) -> None:
-    """Display, or raise NotImplementedError where IPython's own formatters show what is wanted."""
+    """Display a value with a function of `views.show`.
+
+    Raises:
+        NotImplementedError: IPython's own formatters give the wanted view.
+    """
     from ..views import show
 
     getattr(show, function)(value, session.view)
 
 
 def _choice(session: "ShardSession", choice: "Choice") -> None:
-    """With the report of the cell that went on with it, else of its trial."""
+    """Display a choice, with the report of the cell that continued with it, otherwise the report of its trial."""
     from ..views import show
 
     went_on, report = session.went_on
@@ -77,9 +83,10 @@ def _choice(session: "ShardSession", choice: "Choice") -> None:
 
 
 def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
+    """Display a pipeline schedule as its timeline."""
     _display(session, "show_pipeline", schedule.timeline())
 
 
 def _html(session: "ShardSession", shown: "History | Code | Schedules") -> str | None:
-    """Of what has no widget; IPython has the text of it."""
+    """Return the HTML of a value without widget; None for the text view, rendered by IPython."""
     return None if session.view == "text" else shown.to_html()

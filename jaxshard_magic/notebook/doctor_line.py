@@ -1,4 +1,4 @@
-"""`%shard doctor`: this machine examined, and the hosts of the notebook where there are some."""
+"""`%shard doctor`: examine this machine, or the hosts of the notebook."""
 
 from typing import TYPE_CHECKING
 
@@ -6,24 +6,32 @@ from .options import ShardOptions, check_only
 
 if TYPE_CHECKING:
     from ..doctor import Doctor
+    from .hosts_session import HostsSession
     from .mesh_line import Meshes
-    from .on_hosts import OnHosts
 
 
-def examined(options: ShardOptions, hosts: "OnHosts", meshes: "Meshes") -> "Doctor":
-    """What `%shard doctor --mesh "data=8"` finds. Raises ShardError for options that it does not take, and for mesh
-    text that is no mesh."""
+def run_doctor_line(options: ShardOptions, hosts: "HostsSession", meshes: "Meshes") -> "Doctor":
+    """Run a `%shard doctor` line.
+
+    Args:
+        options: Parsed options; only `--mesh` and `-o` are allowed.
+        hosts: Hosts of the notebook, examined if running and the line names no mesh.
+        meshes: Source of the mesh to examine.
+
+    Raises:
+        ShardError: Another option is given, or the mesh text is malformed.
+    """
     from ..doctor import examine, jax_error
 
     check_only(options, "doctor", "mesh", "output")
-    if jax_error() is not None:  # without it there is neither a mesh nor the API
+    if jax_error() is not None:  # without JAX there are no meshes, and `api` can't be imported
         return examine(None)
     from .. import api
 
     if hosts.cluster is not None and not options.mesh:
         return api.doctor(hosts.cluster)
     try:
-        built = meshes.built(options.mesh) if options.mesh else meshes.current()
-    except RuntimeError:  # a backend does not start, which the examination tells
+        built = meshes.build(options.mesh) if options.mesh else meshes.current()
+    except RuntimeError:  # a backend does not start; the examination reports why
         built = None
     return api.doctor(built and built.mesh)

@@ -1,4 +1,4 @@
-"""`%shard history`, and the reports of this notebook on their way into it."""
+"""`%shard history`: list stored reports, and store the reports of this notebook."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardError, whole_number
+from ..errors import ShardError, parse_count
 from .displays import say
 from .options import HistoryOptions, flags_text, parse_command
 
@@ -17,56 +17,74 @@ if TYPE_CHECKING:
     from ..history import Calibration, History, Store
     from ..report import Report
 
-MOST = 10**15  # the largest number that a report may have
+MAX_NUMBER = 10**15  # of a report
 MOST_WORDS = 100
-WAIT = 2.0  # seconds that a cell waits for another process that writes
+WAIT = 2.0  # seconds to wait for another process that writes
 _AGO = {"h": "hours", "d": "days", "w": "weeks"}
 
 
-class Keeping:
-    """Puts the reports of a notebook into the user's history: behind their cell, whose output does not wait for it.
-    What keeps it from that is told once."""
+class HistoryWriter:
+    """Writer of a notebook's reports into the user's history.
+
+    Reports are written after their cell has ended, so the output of a cell does not wait for the database. Each reason
+    for a failed write is printed once.
+
+    Args:
+        shell: IPython's shell.
+        tell: Prints a warning.
+    """
 
     def __init__(self, shell: Any, tell: Callable[[str], None] = say):
         self._shell, self._tell = shell, tell
         self._store: Store | None = None
         self._waiting: list[tuple[Report, str | None]] = []
-        self._reserved: set[int] = set()  # what no report has yet
-        self._last: int | None = None  # the report that was added last
+        self._reserved: set[int] = set()  # reserved numbers without a report so far
+        self._last: int | None = None  # number of the report added last
         self._told: set[str] = set()
 
     @property
     def store(self) -> "Store":
+        """History of all notebooks, opened at the first use."""
         from ..history import Store
 
         if self._store is None:
-            self._store = Store(wait=WAIT, tell=self._once)
+            self._store = Store(wait=WAIT, tell=self._warn_once)
         return self._store
 
     def reserve(self, count: int) -> range | None:
-        """Numbers for so many reports; None where they can't be had."""
-        from ..history import Unkept
+        """Reserve consecutive report numbers.
+
+        Returns:
+            The numbers; None if the history can't be written.
+        """
+        from ..history import HistoryError
 
         try:
             found = self.store.reserve(count)
-        except Unkept as error:
-            self._once(f"not kept: {error}")
+        except HistoryError as error:
+            self._warn_once(f"not kept: {error}")
             return None
         self._reserved.update(found)
         return found
 
-    def keep(self, report: "Report", cell: str | None = None) -> None:
-        """Keep a report with the cell that made it; it takes the place of the one before that has its number."""
+    def enqueue(self, report: "Report", cell: str | None = None) -> None:
+        """Queue a report for the history.
+
+        Args:
+            report: A report with the number of the last stored report replaces the stored one.
+            cell: Text of the cell that made the report.
+        """
         self._waiting.append((report, cell))
 
     def write(self, *_: object) -> None:
-        """Write what waits. IPython calls it when a cell has ended, and shown what it gave."""
+        """Write the queued reports. IPython calls this after each cell, once the result is displayed."""
         waiting, self._waiting = self._waiting, []
         for report, cell in waiting:
             self._write(report, cell)
 
     def _write(self, report: "Report", cell: str | None) -> None:
-        from ..history import Unkept
+        """Add one report to the history, or replace the last stored report of the same number."""
+        from ..history import HistoryError
 
         try:
             if self._last is not None and report.number == self._last:
@@ -77,37 +95,47 @@ class Keeping:
                 self.store.add(report, cell=cell, **known)
                 self._reserved.discard(number)
                 self._last = number
-        except Unkept as error:
+        except HistoryError as error:
             self._last = None
-            self._once(f"not kept: {error}")
+            self._warn_once(f"not kept: {error}")
 
-    def _once(self, said: str) -> None:
+    def _warn_once(self, said: str) -> None:
+        """Print a warning not printed before."""
         if said not in self._told:
             self._told.add(said)
             self._tell(said)
 
     def _notebook(self) -> str | None:
-        """Its file, where the front end tells."""
+        """Return the notebook's file as named by Jupyter or VS Code; None if neither names one."""
         return os.environ.get("JPY_SESSION_NAME") or self._shell.user_ns.get("__vsc_ipynb_file__")
 
 
-def listed(line: str, store: "Store") -> "tuple[History | Calibration | Report | None, str | None]":
-    """What `%shard history fsdp --since 7d` asks for, and the name to keep it under; None where that was help.
+def run_history_line(line: str, store: "Store") -> "tuple[History | Calibration | Report | None, str | None]":
+    """Run a `%shard history` line.
 
-    Raises ShardError for a line that can't be answered, and where the history can't be read.
+    Args:
+        line: The line, from the word `history` on.
+        store: History to read.
+
+    Returns:
+        A table of reports, a calibration or a single report, and the name to bind the result to; None and None for
+        `--help`.
+
+    Raises:
+        ShardError: The line is malformed, or the history can't be read.
     """
     from ..history import SHOWN, History, calibration
-    from ..report.written import place_for
+    from ..report.records import writable_path
 
     options = parse_command(line, HistoryOptions)
     if options.help:
         print(help_text())
         return None, None
     if options.json is not None:
-        place_for(options.json, over=options.force)
+        writable_path(options.json, overwrite=options.force)
     if len(options.words) > MOST_WORDS:
         raise ShardError(f"%shard history looks for {MOST_WORDS} words at most, not {len(options.words):,}")
-    number = whole_number(options.words[0], MOST) if len(options.words) == 1 else None
+    number = parse_count(options.words[0], MAX_NUMBER) if len(options.words) == 1 else None
     if number is not None and options.json is not None:
         raise ShardError(
             f"--json writes what was found by words; of one report: %shard history {number} -o r, then r.to_json()"
@@ -131,32 +159,32 @@ def listed(line: str, store: "Store") -> "tuple[History | Calibration | Report |
 
 
 def _searched(options: HistoryOptions) -> str:
-    """What a line searches for, `fsdp --since 7d`, without how much of it is shown, kept or written."""
+    """Return the search of a line as text, `fsdp --since 7d`, without options for display, output and files."""
     filters = {"--strategy": options.strategy, "--name": options.name, "--since": options.since}
-    return " ".join(
-        [*options.words, *(f"{flag} {value}" for flag, value in filters.items() if value is not None)]
-    )
+    return " ".join([*options.words, *(f"{flag} {value}" for flag, value in filters.items() if value is not None)])
 
 
 def since(text: str, now: datetime) -> datetime:
-    """The time that `--since` says: `3h`, `7d`, `2w` before `now`, or a day such as 2026-11-01.
+    """Return the point in time given by `--since`: `3h`, `7d`, `2w` before `now`, or a day such as 2026-11-01.
 
     >>> since("7d", datetime(2026, 11, 8, 12))
     datetime.datetime(2026, 11, 1, 12, 0)
 
-    Raises ShardError for other text.
+    Raises:
+        ShardError: The text has another form.
     """
     if ago := re.fullmatch(r"(\d{1,4})([hdw])", text):
         return now - timedelta(**{_AGO[ago[2]]: int(ago[1])})
     try:
         day = datetime.fromisoformat(text)
-        day.timestamp()  # of the first and the last years there is none
+        day.timestamp()  # raises here, not in the search, for the first and the last years
         return day
     except (ValueError, OverflowError, OSError):
         raise ShardError(f"--since takes 3h, 7d, 2w, or a day such as {now:%Y-%m-%d}, not {text!r}") from None
 
 
 def help_text() -> str:
+    """Return the text printed by `%shard history --help`."""
     return f"""The reports of all notebooks, newest first.
 
     %shard history                 all of them
@@ -172,6 +200,7 @@ does. %config ShardSession.remember = False keeps none."""
 
 @cache
 def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages, stored with each report."""
     from ..packages import installed
 
     known = {name: version for name, version in installed().items() if version is not None}

@@ -1,4 +1,4 @@
-"""What hosts publish while a cell runs, shown in the kernel: host 0's as it comes, another's where it differs."""
+"""Output of hosts, displayed in the kernel: of host 0 as it arrives, of another host only if different."""
 
 import re
 import sys
@@ -8,21 +8,20 @@ from typing import Any
 
 from IPython.display import display
 
-_PROCESS = re.compile(
-    r"(?<=ipykernel_)\d+|(?<= at 0x)[0-9a-f]+"
-)  # by which hosts differ: in the path of a cell, in a repr
+# Differs between hosts in any case: the process id in a cell's path, and addresses in a repr.
+_PROCESS = re.compile(r"(?<=ipykernel_)\d+|(?<= at 0x)[0-9a-f]+")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_TOLD = (
-    "HostFailed",
-    "Interrupted",
-    "KeyboardInterrupt",
-    "ShardError",
-)  # in one line, at the end of the cell
-MOST = 20_000  # characters of another host's output that are shown
+_TOLD = ("HostFailed", "Interrupted", "KeyboardInterrupt", "ShardError")  # shown in one line at the end of the cell
+MOST = 20_000  # characters shown of another host's output
 
 
-class Value:
-    """What host 0's cell has as its value, as it looks: the kernel's `Out` of that cell."""
+class HostValue:
+    """Value of host 0's cell by its displayed form; becomes the kernel's `Out` of the cell.
+
+    Args:
+        data: Representations by MIME type.
+        metadata: Metadata by MIME type.
+    """
 
     def __init__(self, data: dict[str, Any], metadata: dict[str, Any]):
         self._data, self._metadata = data, metadata
@@ -34,20 +33,36 @@ class Value:
         return str(self._data.get("text/plain", ""))
 
 
-class Output:
-    """One cell's output. `received(kind, data)` is given what host 0 shows of ours, and gives what is shown for it;
-    what comes after an error of the cell is `late`, to be shown below the line that tells of it. `prints`: whether what
-    is printed is shown."""
+class HostsOutput:
+    """Output of one cell on all hosts.
+
+    Args:
+        shell: IPython's shell.
+        hosts: Number of hosts.
+        received: Called with the kind and data of a package object displayed by host 0; returns the object to display
+            in the kernel, or None.
+        prints: Show printed text.
+
+    Attributes:
+        value: Value of host 0's cell; None without one.
+        after_error: Objects that arrived after an exception of the cell, to be displayed below the line about the
+            exception.
+    """
 
     def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any], prints: bool = True):
         self._shell, self._received, self._prints = shell, received, prints
         self._said = [""] * hosts
         self._errors: dict[int, list[str]] = {}
         self.value: Any = None
-        self.late: list[Any] = []
+        self.after_error: list[Any] = []
 
-    def publish(self, host: int, message: dict[str, Any]) -> None:
-        """Take one message, in the order in which a host sent them."""
+    def handle_message(self, host: int, message: dict[str, Any]) -> None:
+        """Process one message of a host, in the order of sending.
+
+        Args:
+            host: Number of the host.
+            message: Message of the Jupyter protocol.
+        """
         kind, content = message["header"]["msg_type"], message["content"]
         if kind == "stream" and not self._prints:
             return
@@ -60,25 +75,23 @@ class Output:
         if host == 0:
             self._show(kind, content, message.get("metadata", {}))
 
-    def others(self) -> None:
-        """Show what other hosts said that host 0 did not, each folded."""
+    def show_differences(self) -> None:
+        """Display the text of each host different from host 0's, folded."""
         first = _compared(self._said[0])
         for host, text in enumerate(map(_settled, self._said)):
             if host and text and _compared(self._said[host]) != first:
                 text = text if len(text) <= MOST else f"{text[:MOST]}\n..."
-                html = (
-                    f"<details><summary>host {host}</summary>"
-                    f"<pre>{escape(_COLOURS.sub('', text))}</pre></details>"
-                )
+                html = f"<details><summary>host {host}</summary><pre>{escape(_COLOURS.sub('', text))}</pre></details>"
                 plain = "".join(f"host {host}: {line}\n" for line in text.splitlines())
                 display({"text/plain": plain.rstrip("\n"), "text/html": html}, raw=True)
 
-    def error_of(self, host: int) -> None:
-        """Show the traceback of a host, whose own error ended the cell."""
+    def print_traceback(self, host: int) -> None:
+        """Print the traceback of a host whose own exception ended the cell."""
         if host in self._errors:
             print("\n".join(self._errors[host]), file=sys.stderr)
 
     def _show(self, kind: str, content: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Display one message of host 0."""
         if kind == "stream":
             stream = sys.stderr if content["name"] == "stderr" else sys.stdout
             stream.write(content["text"])
@@ -88,8 +101,9 @@ class Output:
 
             if (ours := content["data"].get(DATA)) is not None:
                 shown = self._received(ours["kind"], ours["data"])
+                # IPython prints the line about the exception after all output; the object has to come below.
                 if shown is not None and 0 in self._errors:
-                    self.late.append(shown)
+                    self.after_error.append(shown)
                 elif shown is not None:
                     display(shown)
                 return
@@ -100,7 +114,7 @@ class Output:
                 update=kind == "update_display_data",
             )
         elif kind == "execute_result":
-            self.value = Value(content["data"], content.get("metadata", {}))
+            self.value = HostValue(content["data"], content.get("metadata", {}))
         elif kind == "clear_output":
             self._shell.display_pub.clear_output(wait=content.get("wait", False))
         elif kind == "error" and content.get("ename") not in _TOLD:
@@ -108,11 +122,13 @@ class Output:
 
 
 def _settled(text: str) -> str:
-    """Text as a terminal has it in the end: what stands before a carriage return is written over."""
+    """Return text as a terminal shows it in the end: a carriage return overwrites the line before it."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def _compared(text: str) -> list[str]:
-    """What of a host's output is held against another's: not the lines that were written over, as a progress bar's
-    are, whose speed differs, nor which process it is."""
+    """Return the lines of a host's output to compare with another host's, without process ids and addresses.
+
+    Overwritten lines are left out: progress bars differ in speed.
+    """
     return [_PROCESS.sub("", line) for line in text.split("\n") if "\r" not in line.rstrip("\r")]

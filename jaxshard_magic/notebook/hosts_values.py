@@ -1,4 +1,4 @@
-"""A notebook's values put together for hosts, each with what it is made of."""
+"""Packing of a notebook's values for hosts, each value together with the names it needs."""
 
 import io
 import sys
@@ -15,60 +15,71 @@ from . import cells
 if TYPE_CHECKING:
     from ..hosts.pickling import Scan
 
-SMALL = 2**24  # bytes of a value that goes along: a tenth of a second to each of two hosts
+MAX_SENT_BYTES = 2**24  # for one value: a tenth of a second to each of two hosts
 _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, range, type(None), ModuleType)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """How one name goes: `before` are the names that the hosts need first, `later` those that functions in it read when
-    they are called, `along` others whose values are in its own."""
-
-    item: Item
-    told: str
-    before: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()
-    along: tuple[str, ...] = ()
-
-
-class Packing:
-    """Names of the notebook put into one `Transfer`.
-
-    Args:
-        shell: The kernel's.
-        lacking: The names that the kernel has and the hosts lack.
-        there: Names of what was sent before and the hosts still have.
-        words: All words of the cell, for submodules that it reads as attributes.
+    """Form in which one name is sent.
 
     Attributes:
-        left: The names that can't go, with the bytes that they take; None for what can't be pickled.
-        told: What goes, in words.
-        steps: Cells to run after that, by number: each shards a step.
+        item: Instruction to the host: import a module, run a definition, or unpickle.
+        label: Name and size, as printed.
+        required_names: Names to bind on the host first.
+        names_read_in_calls: Names read by functions in the value when called.
+        included_names: Other names whose values are inside this one.
+    """
+
+    item: Item
+    label: str
+    required_names: frozenset[str] = frozenset()
+    names_read_in_calls: frozenset[str] = frozenset()
+    included_names: tuple[str, ...] = ()
+
+
+class NamePacker:
+    """Packer of names of the notebook into one `Transfer`.
+
+    Args:
+        shell: IPython's shell.
+        lacking: Names bound in the kernel and missing on the hosts.
+        sent_before: Names sent before and still on the hosts.
+        words: All words of the cell, to find submodules read as attributes.
+        excluded: Names not to send.
+
+    Attributes:
+        unsendable: Names that can't be sent, with their bytes; None for values that can't be pickled.
+        labels: Sent names, as printed.
+        step_cells: Cells to run on the hosts afterwards, each with its number; each shards a step.
     """
 
     def __init__(
         self,
         shell: Any,
         lacking: Iterable[str],
-        there: Iterable[str],
+        sent_before: Iterable[str],
         words: Iterable[str],
-        but: Iterable[str],
+        excluded: Iterable[str],
     ):
         self._space: dict[str, Any] = shell.user_ns
         self._lacking, self._words = {*lacking}, {*words}
         self._definitions = cells.Definitions(shell)
-        self._names, self._there = self._by_object(self._lacking), self._by_object(there)
+        self._names, self._there = self._by_object(self._lacking), self._by_object(sent_before)
         self._as_text: dict[int, bool] = {}
         self._order: list[_Part] = []
         self._goes: dict[str, bool] = {}
         self._later: list[str] = []
-        self.left: dict[str, int | None] = dict.fromkeys(but)
-        self.told: list[str] = []
-        self.steps: list[tuple[int, str]] = []
+        self.unsendable: dict[str, int | None] = dict.fromkeys(excluded)
+        self.labels: list[str] = []
+        self.step_cells: list[tuple[int, str]] = []
 
     def transfer(self, names: Iterable[str]) -> Transfer | None:
-        """Return what brings these names, as far as they can go, and what functions among them read; None for
-        nothing."""
+        """Pack `names` as far as possible, together with names read by functions among them.
+
+        Returns:
+            The transfer; None if there is nothing to send.
+        """
         from ..hosts.pickling import Pickler
 
         self._later += names
@@ -77,7 +88,8 @@ class Packing:
         if not self._order:
             return None
         file = io.BytesIO()
-        pickler = Pickler(file, self._space, self._named)
+        # One pickler for all values, so that objects shared by several names stay shared.
+        pickler = Pickler(file, self._space, self._name_on_hosts)
         files = set()
         for part in self._order:
             if isinstance(part.item, Unpickle):
@@ -90,16 +102,19 @@ class Packing:
         return Transfer(items, file.getvalue(), texts, tuple(sys.path))
 
     def _by_object(self, names: Iterable[str]) -> dict[int, str]:
-        """The names by the ids of what they stand for, where it matters which object that is."""
+        """Return the names by the id of their values, for values with an identity that matters."""
         import jax
 
         found = ((name, self._space[name]) for name in names)
         return {
-            id(x): name for name, x in found if not isinstance(x, _IMMUTABLE) and not isinstance(x, jax.Array)
+            # Of immutable values and JAX arrays an equal copy is as good; identity matters for objects that change.
+            id(x): name
+            for name, x in found
+            if not isinstance(x, _IMMUTABLE) and not isinstance(x, jax.Array)
         }
 
     def _add(self, name: str) -> bool:
-        """Put a name behind those that it is made of. Returns False for one that can't go."""
+        """Append a name after the names it depends on. Return False for a name that can't be sent."""
         from ..hosts.pickling import is_sharded_step
 
         if name not in self._lacking or name in self._goes:
@@ -107,61 +122,68 @@ class Packing:
         if is_sharded_step(self._space[name]):
             self._goes[name] = self._add_step(name, self._space[name])
             return self._goes[name]
-        self._goes[name] = name not in self.left  # of names that are made of each other
+        self._goes[name] = name not in self.unsendable  # until known: names may depend on each other
         part = self._part(name) if self._goes[name] else None
         if part is None:
             self._goes[name] = False
             return False
-        for other in sorted(part.before):
+        for other in sorted(part.required_names):
             if not self._add(other):
-                self.left.setdefault(name, None)
+                self.unsendable.setdefault(name, None)
                 self._goes[name] = False
                 return False
-        along = [each for each in part.along if each not in self._goes]
+        along = [each for each in part.included_names if each not in self._goes]
         self._goes.update(dict.fromkeys(along, True))
         self._order += [part, *(_Part(Unpickle(each), each) for each in along)]
-        self.told += [part.told, *along]
-        self._later += sorted(part.later)
+        self.labels += [part.label, *along]
+        self._later += sorted(part.names_read_in_calls)
         return True
 
     def _part(self, name: str) -> _Part | None:
+        """Return the form in which a name is sent; None if its value can't be pickled or is too large."""
         value = self._space[name]
         if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value:
             return _Part(Import(name, value.__name__, self._submodules(value)), name)
-        if self._goes_as_text(value, name) and (found := self._definitions.of(name, value)) is not None:
+        if self._is_sent_as_text(value, name) and (found := self._definitions.find_definition(name, value)) is not None:
             return _Part(Define(name, found.parts), name, found.reads, found.reads_later)
         scan = self._scan(value)
-        if (size := scan.size) is None or size > SMALL:
-            self.left[name] = size
+        if (size := scan.size) is None or size > MAX_SENT_BYTES:
+            self.unsendable[name] = size
             return None
         told = name if size < 2**10 or self._is_plain(value) else f"{name} ({byte_text(size)})"
-        along = tuple(sorted(scan.along - {name}))
+        along = tuple(sorted(scan.shared_names - {name}))
         before = frozenset(each.partition(".")[0] for each in scan.names)
-        return _Part(Unpickle(name), told, before, frozenset(scan.globals), along)
+        return _Part(Unpickle(name), told, before, frozenset(scan.global_names), along)
 
     def _add_step(self, name: str, step: Any) -> bool:
-        """Put a step that a cell has defined and its line has sharded behind all else: its definition below that line,
-        and nothing more of the cell. Returns False for one that was defined elsewhere."""
-        self.left[name] = None
+        """Queue a cell that shards a step on the hosts: the step's `%%shard` line above its definition alone.
+
+        Return False for a step defined elsewhere than in a cell with such a line.
+        """
+        self.unsendable[name] = None
         if step.cell is None or step.path != name:
             return False
         file, text = step.cell
-        found, (number, _) = self._definitions.of(name, step.__wrapped__), self._definitions.text_of(file)
+        found, (number, _) = (
+            self._definitions.find_definition(name, step.__wrapped__),
+            self._definitions.text_of(file),
+        )
         if found is None or found.parts[0][0] != file or number is None:
             return False
-        del self.left[name]
+        del self.unsendable[name]
         line = text.partition("\n")[0].rstrip("; ")
-        alone = self._definitions.alone(*found.parts[0])
-        self.steps.append((number, f"{line}\n{alone}\nNone;"))  # nothing is shown of it
-        self.told.append(f"{name} under {line}")
+        alone = self._definitions.cell_excerpt(*found.parts[0])
+        self.step_cells.append((number, f"{line}\n{alone}\nNone;"))  # `None;` displays nothing
+        self.labels.append(f"{name} under {line}")
         self._later += sorted(found.reads | found.reads_later)
         return True
 
     def _is_plain(self, value: Any) -> bool:
-        """Whether a value is a function that the notebook defines."""
+        """Return whether a value is a function defined in the notebook."""
         return isinstance(value, FunctionType) and value.__globals__ is self._space
 
     def _submodules(self, module: ModuleType) -> tuple[str, ...]:
+        """Return the loaded submodules of `module` that the cell may read as attributes."""
         start = f"{module.__name__}."
         return tuple(
             sorted(
@@ -171,10 +193,13 @@ class Packing:
             )
         )
 
-    def _named(self, value: Any) -> str | None:
-        """The name that a value goes by on the hosts: it is there, or goes as text. Raises PicklingError for a class
-        that cells have defined anew since."""
-        from ..hosts.pickling import path_of, stands_for
+    def _name_on_hosts(self, value: Any) -> str | None:
+        """Return the name under which a host finds a value; None if the value has to be pickled.
+
+        Raises:
+            PicklingError: The value is a class that cells have defined again since.
+        """
+        from ..hosts.pickling import path_of, resolve_path
 
         if (name := self._there.get(id(value))) is not None:
             return name
@@ -183,32 +208,34 @@ class Packing:
         if (path := path_of(value)) is None:
             return None
         root = path.partition(".")[0]
-        if stands_for(self._space, path) is value:
-            return path if self._goes_as_text(self._space[root], root) else None
-        if isinstance(value, type) and self._definitions.of(root, value) is not None:
+        if resolve_path(self._space, path) is value:
+            return path if self._is_sent_as_text(self._space[root], root) else None
+        if isinstance(value, type) and self._definitions.find_definition(root, value) is not None:
             raise PicklingError(f"{path} is another class by now")
         return None
 
-    def _goes_as_text(self, value: Any, name: str) -> bool:
-        """Whether a value goes as the statement that defines it: a class, which may register itself as it is made, and
-        what a decorator made of a function, where it can't be pickled."""
-        from ..hosts.pickling import is_loaded_again, is_sharded_step
+    def _is_sent_as_text(self, value: Any, name: str) -> bool:
+        """Return whether a value is sent as the statement that defines it.
 
-        if (
-            self._is_plain(value)
-            or getattr(value, "__module__", None) != "__main__"
-            or is_sharded_step(value)
-        ):
+        True for classes, and for results of decorators that can't be pickled.
+        """
+        from ..hosts.pickling import is_reloadable, is_sharded_step
+
+        if self._is_plain(value) or getattr(value, "__module__", None) != "__main__" or is_sharded_step(value):
             return False
         if id(value) not in self._as_text:
-            self._as_text[id(value)] = False  # while it is tried
-            alone = isinstance(value, type) or not is_loaded_again(value)
+            self._as_text[id(value)] = False  # until known: the scan may ask for the value again
+            alone = isinstance(value, type) or not is_reloadable(value)
+            # A class pickled by value would not register itself with jax on the host: its statement has to run there.
             fails = alone or self._scan(value).size is None
             is_there = isinstance(value, type) and name not in self._lacking
-            self._as_text[id(value)] = fails and (is_there or self._definitions.of(name, value) is not None)
+            self._as_text[id(value)] = fails and (
+                is_there or self._definitions.find_definition(name, value) is not None
+            )
         return self._as_text[id(value)]
 
     def _scan(self, value: Any) -> "Scan":
+        """Pickle a value without keeping the bytes, to find its size and the names it needs."""
         from ..hosts.pickling import Scan
 
-        return Scan(value, self._space, self._named, self._names)
+        return Scan(value, self._space, self._name_on_hosts, self._names)

@@ -1,4 +1,4 @@
-"""`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
+"""`%mesh`, `%%shard` and `%shard`: parse the line, call the API, and return the mesh or the Report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .cell_magic import CellMagic
 from .displays import say
-from .doctor_line import examined
-from .early import Early
-from .history_line import Keeping
-from .later import Later
+from .doctor_line import run_doctor_line
+from .early_reports import EarlyReports
+from .history_line import HistoryWriter
+from .hosts_session import HostsSession
+from .later_calls import LaterCalls
 from .mesh_line import Meshes
-from .on_hosts import OnHosts
 from .options import (
     HELP,
     CodeOptions,
@@ -37,8 +37,8 @@ from .options import (
     parse,
     parse_command,
 )
-from .scattered import Scattered
 from .session import ShardSession
+from .stage_errors import StageErrors
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -51,13 +51,16 @@ if TYPE_CHECKING:
     from ..report import Report
     from ..report.choice import Choice
     from ..report.comparison import Comparison
-    from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
+    from ..schedule import ScheduleComparison as Schedules
 
 
 @magics_class
 class ShardMagics(Magics):
-    """The magics of one notebook. The first of them that runs imports jax and the API."""
+    """Magics of one notebook.
+
+    Importing this module does not import jax. The first magic that runs imports jax and the API.
+    """
 
     shell: "InteractiveShell"
 
@@ -65,18 +68,18 @@ class ShardMagics(Magics):
         super().__init__(shell)
         self.session = ShardSession(parent=shell)
         self._meshes = Meshes(shell, self.session)
-        self.keeping = Keeping(shell)
-        self.session.reserve = self.keeping.reserve
-        self.failed = cells.Failed(shell)
-        self.scattered = Scattered(shell, self.session)
-        self.early = Early(shell, self.session, self._keep, self.scattered.explain)
-        self.hosts = OnHosts(
-            shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
+        self.history_writer = HistoryWriter(shell)
+        self.session.reserve = self.history_writer.reserve
+        self.failed = cells.FailedCells(shell)
+        self.stage_errors = StageErrors(shell, self.session)
+        self.early = EarlyReports(shell, self.session, self._keep, self.stage_errors.explain)
+        self.hosts = HostsSession(
+            shell, self.session, self._keep, lambda shown: self.early.queue_result(shown, None, quiet=False)
         )
-        self.later = Later(shell, self.session)
+        self.later = LaterCalls(shell, self.session)
         self.cell_magic = CellMagic(shell, self.session, self._meshes, self.early, self.later, self._keep)
-        self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
-        self._commands = {  # with lines of their own
+        self.matcher: Callable[[Any], Any] | None = None  # None before IPython 8.6
+        self._commands = {  # commands with options of their own
             "schedule": (ScheduleOptions, self._scheduled),
             "history": (HistoryOptions, self._from_history),
             "explore": (ExploreOptions, self._explored),
@@ -102,6 +105,7 @@ class ShardMagics(Magics):
         %mesh --close                   end the hosts; while there are some, axes alone make a mesh over them
         %mesh --list                    the chips, and the slices that are offered
         """
+        # IPython leaves frames with this local variable out of tracebacks.
         __tracebackhide__ = True
         text, quiet = line_text(line)
         try:
@@ -111,13 +115,13 @@ class ShardMagics(Magics):
             if text == "--list":
                 from ..targets import slices
 
-                say(slices.listing())
+                say(slices.list_chips())
                 return None
-            if self.hosts.takes(text):
-                self.hosts.mesh(text, quiet)
+            if self.hosts.handles_mesh_line(text):
+                self.hosts.run_mesh_line(text, quiet)
                 return None
             if text:
-                self.session.mesh = self._meshes.built(text)
+                self.session.mesh = self._meshes.build(text)
             built = self._meshes.current()
         except ShardError as error:
             raise UsageError(completions.one_line(error)) from None
@@ -125,7 +129,7 @@ class ShardMagics(Magics):
             print("no mesh yet: %mesh data=4 model=2 makes one; without one, %%shard takes all devices")
         if built is None or quiet:
             return None
-        mesh_line.show(built)
+        mesh_line.show_mesh(built)
         return built.mesh
 
     @no_var_expand
@@ -140,17 +144,17 @@ class ShardMagics(Magics):
             if cell is None and command in self._commands:
                 line_options, run = self._commands[command]
                 self._check_output(parse_command(text, line_options))
-                found, name = run(text)
+                result, name = run(text)
                 if name:
-                    self.shell.user_ns[name] = found
-                return None if quiet else found
+                    self.shell.user_ns[name] = result
+                return None if quiet else result
             options = parse(text)
             if options.help:
                 print(HELP)
                 return None
             if cell is None:
                 self._check_output(options)
-                report = self._last(options)
+                report = self._run_without_cell(options)
             elif is_search(options):
                 report, quiet = self.cell_magic.choose(options, line, cell)
             elif is_comparison(options):
@@ -160,8 +164,10 @@ class ShardMagics(Magics):
         except ShardError as error:
             raise UsageError(completions.one_line(error)) from None
         except BaseException as error:
-            error.__traceback__ = cells.own_lines(error.__traceback__)
-            cells.drawn_alone(self.shell, error)
+            # An exception of the user's cell is shown as without the magic: own frames, and the line that calls the
+            # magic, are left out.
+            error.__traceback__ = cells.user_traceback(error.__traceback__)
+            cells.show_without_magic_line(self.shell, error)
             raise
         if report is not None and options.output:
             self.shell.user_ns[options.output] = report
@@ -169,21 +175,26 @@ class ShardMagics(Magics):
 
     shard.__doc__ = HELP
 
-    def _last(self, options: ShardOptions) -> "Report | Doctor | Comparison | None":
+    def _run_without_cell(self, options: ShardOptions) -> "Report | Doctor | Comparison | None":
+        """Run `%shard` without a cell: a command without options of its own, or the report of the last step.
+
+        Raises:
+            ShardError: The command is unknown, or no step has run.
+        """
         if options.words[:1] == ("doctor",):
-            return examined(options, self.hosts, self._meshes)
+            return run_doctor_line(options, self.hosts, self._meshes)
         if options.words[:1] == ("abstract",):
             self._made_abstract(options)
             return None
         if options.words[:1] == ("compare",):
             numbers = options.words[1:]
             check_only(replace(options, words=("compare",)), "compare", "output")
-            return self._of_the_past(numbers)
+            return self._compare_reports(numbers)
         if options.words[:1] == ("rescue",):
             say(self.hosts.rescue(options.words[1:]))
             return None
         for word in options.words:
-            raise completions.no_command(word)
+            raise completions.unknown_command_error(word)
         if self.session.comparison is not None:
             return self.session.comparison
         if self.session.step is None:
@@ -192,14 +203,16 @@ class ShardMagics(Magics):
         self._keep(report)
         return report
 
-    def _of_the_past(self, words: Sequence[str]) -> "Comparison":
-        self.keeping.write()
-        return compare_cell.of_the_past(self.session.history, words, self.shell.user_ns, self.keeping.store)
+    def _compare_reports(self, words: Sequence[str]) -> "Comparison":
+        """Compare stored reports: `%shard compare 3 5`."""
+        # Reports of the running cell are written after it; the line has to find them already.
+        self.history_writer.write()
+        return compare_cell.compare_reports(self.session.history, words, self.shell.user_ns, self.history_writer.store)
 
     def _check_output(self, options: LineOptions) -> None:
-        """Refuse a name for what a line returns that the last step or the line itself uses."""
+        """Raise `ShardError` if `-o` names a variable that the last step or the line itself reads."""
         step = self.session.step
-        step = step.sharded if isinstance(step, cells.Rehearsal) else step
+        step = step.sharded if isinstance(step, cells.DryRunStep) else step
         if isinstance(options, ExploreOptions):
             roots = {word.partition(".")[0] for word in options.words}
             check_output(options.output, roots, "what the line explores")
@@ -210,54 +223,54 @@ class ShardMagics(Magics):
         from . import schedule_line as _schedules
 
         built = self.session.mesh
-        return _schedules.scheduled(text, {} if built is None else built.mesh.shape)
+        return _schedules.run_schedule_line(text, {} if built is None else built.mesh.shape)
 
     def _from_history(self, text: str) -> "tuple[History | Calibration | Report | None, str | None]":
-        from .history_line import listed
+        from .history_line import run_history_line
 
-        self.keeping.write()
-        return listed(text, self.keeping.store)
+        self.history_writer.write()
+        return run_history_line(text, self.history_writer.store)
 
     def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
-        from .explore_line import explored
+        from .explore_line import run_explore_line
 
-        return explored(text, self.shell.user_ns, self.session, self._meshes, self.hosts.shapes)
+        return run_explore_line(text, self.shell.user_ns, self.session, self._meshes, self.hosts.shapes)
 
     def _coded(self, text: str) -> "tuple[Code | None, str | None]":
-        from .code_line import written
+        from .code_line import run_code_line
 
-        return written(text, self.shell, self.session, self.failed)
+        return run_code_line(text, self.shell, self.session, self.failed)
 
     def _profiled(self, text: str) -> "tuple[Report | None, str | None]":
-        from .profile_line import profiled
+        from .profile_line import run_profile_line
 
-        report, name = profiled(text, self.shell, self.session)
+        report, name = run_profile_line(text, self.shell, self.session)
         if report is not None:
             self._keep(report)
         return report, name
 
     def _saved(self, text: str) -> tuple[None, None]:
-        from .save_line import saved
+        from .save_line import run_save_line
 
-        return saved(text, self.shell, self.session)
+        return run_save_line(text, self.shell, self.session)
 
     def _loaded(self, text: str) -> tuple[None, None]:
-        from .save_line import loaded
+        from .save_line import run_load_line
 
-        return loaded(text, self.shell, self.session)
+        return run_load_line(text, self.shell, self.session)
 
     def _keep(self, report: "Report", cell: str | None = None) -> None:
+        """Queue a report for the history, unless `ShardSession.remember` is off."""
         if self.session.remember:
-            self.keeping.keep(report, cell)
+            self.history_writer.enqueue(report, cell)
 
     def _made_abstract(self, options: ShardOptions) -> None:
+        """Run `%shard abstract`, and print a line for each name."""
         from .abstract_line import abstract_names
 
         names = options.words[1:]
         check_only(replace(options, words=options.words[:1]), "abstract")
         if not names:
-            raise ShardError(
-                "%shard abstract takes the names of what is to become shapes: %shard abstract state"
-            )
+            raise ShardError("%shard abstract takes the names of what is to become shapes: %shard abstract state")
         for line in abstract_names(self.shell.user_ns, names):
             say(line)

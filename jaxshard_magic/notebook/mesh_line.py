@@ -1,4 +1,4 @@
-"""The mesh of a line: its own, the notebook's, or one of all devices; and how a mesh is shown."""
+"""Meshes of a notebook: the mesh of a line, of the last `%mesh`, or of all devices; and the display of a mesh."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,16 +17,25 @@ if TYPE_CHECKING:
 
 
 class Meshes:
-    """The meshes of one notebook, whose arrays are moved along where its devices are made anew."""
+    """Source of meshes for the lines of one notebook.
+
+    If the CPU backend restarts with another number of devices, arrays of the notebook are moved to the new devices.
+
+    Args:
+        shell: IPython's shell.
+        session: State between cells, with the mesh of the last `%mesh`.
+    """
 
     def __init__(self, shell: "InteractiveShell", session: "ShardSession"):
         self._shell, self._session = shell, session
-        self._hinted = False  # that a mesh may be made: said once
+        self._hinted = False  # whether the hint about `%mesh` was printed
 
-    def wanted(self, options: ShardOptions) -> "Mesh":
-        """The line's mesh, else the notebook's, else one of all devices.
+    def for_line(self, options: ShardOptions) -> "Mesh":
+        """Return the mesh for a `%%shard` line: its own, otherwise the notebook's, otherwise one of all devices.
 
-        Raises ShardError for what the line alone tells, before the cell runs.
+        Raises:
+            ShardError: The line is impossible, as far as the line alone shows: strategy, specs, rules, options, chip or
+                axes.
         """
         from ..config.request import step_options
         from ..config.strategy_text import parse_strategy, part_axes
@@ -42,7 +51,7 @@ class Meshes:
         if options.on is not None:
             chip(options.on)
         if options.mesh:
-            mesh = self.built(options.mesh).mesh
+            mesh = self.build(options.mesh).mesh
         elif current := self.current():
             mesh = current.mesh
         else:
@@ -50,19 +59,20 @@ class Meshes:
         part_axes(parts, mesh, options.step_options.get("stages"))
         return mesh
 
-    def devices(self, options: ShardOptions) -> "Mesh":
-        """The mesh whose devices a comparison is on."""
+    def for_comparison(self, options: ShardOptions) -> "Mesh":
+        """Return a mesh of the devices on which a comparison or a search runs."""
         if options.on is not None:
             from ..hardware import chip
 
             chip(options.on)
         if options.mesh:
-            return self.built(options.mesh).mesh
+            return self.build(options.mesh).mesh
         if current := self.current():
             return current.mesh
         return self._default(replace(options, strategy="dp", step_options={}))
 
     def _default(self, options: ShardOptions) -> "Mesh":
+        """Return a mesh of all devices, with the axes of the strategy, and print its axes the first time."""
         from .. import api
         from ..config.mesh_text import axes_text
 
@@ -76,7 +86,8 @@ class Meshes:
             say("; ".join(said))
         return built.mesh
 
-    def built(self, text: str) -> "BuiltMesh":
+    def build(self, text: str) -> "BuiltMesh":
+        """Build a mesh from its text, and print notes about the devices taken."""
         from .. import api
 
         built = api.build_mesh(text, namespaces=[self._shell.user_ns])
@@ -86,22 +97,28 @@ class Meshes:
         return built
 
     def current(self) -> "BuiltMesh | None":
-        """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
+        """Return the mesh of the last `%mesh`; None before the first.
+
+        The mesh is built again if a later one has restarted the CPU backend, with new devices.
+        """
         import jax
 
         from ..config.mesh_text import axes_text
 
         built = self._session.mesh
+        # Devices of a target are never among `jax.devices()`.
         if built is None or built.source == "topology":
             return built
         first = built.mesh.devices.flat[0]
+        # A restarted CPU backend has new Device objects; the mesh still has the old ones.
         if first not in jax.devices(first.platform):
             axes = axes_text(built.mesh.shape.items())
-            self._session.mesh = self.built(f"cpu:{built.mesh.size} {axes}")
+            self._session.mesh = self.build(f"cpu:{built.mesh.size} {axes}")
         return self._session.mesh
 
 
-def show(built: "BuiltMesh") -> None:
+def show_mesh(built: "BuiltMesh") -> None:
+    """Display a mesh: devices on a grid of its axes."""
     from ..analysis.mesh_info import mesh_info
     from ..views.meshgrid import mesh_html, mesh_text
     from ..views.terminal import writable

@@ -1,11 +1,12 @@
-"""`%shard save DIR state` and `%shard load DIR state`: the notebook's state on disk, and back under its names."""
+"""`%shard save DIR state` and `%shard load DIR state`: write the notebook's state to disk, and restore it to its
+names."""
 
 from contextlib import nullcontext
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardError, none_of, one_of
+from ..errors import ShardError, list_names, unknown_name
 from . import cells
 from .displays import say
 from .options import LoadOptions, SaveOptions, flags_text, parse_command
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from .session import ShardSession
 
 
-def saved(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
-    """Save what a `%shard save` line names. Raises ShardError for a line that it can't be, before there is a step, and
-    as `ShardedStep.save` does."""
-    from ..checkpoints.tensors import SUFFIXES
-    from ..step.kept import save
+def run_save_line(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
+    """Run a `%shard save` line.
+
+    Raises:
+        ShardError: The line is malformed, no step exists so far, or `ShardedStep.save` fails.
+    """
+    from ..checkpoints.weight_files import SUFFIXES
+    from ..step.save_restore import save
 
     options = parse_command(text, SaveOptions)
     if options.help:
@@ -28,25 +32,26 @@ def saved(text: str, shell: "InteractiveShell", session: "ShardSession") -> tupl
         return None, None
     folder, names = _folder_and_names(options.words, "save")
     if not names:
-        raise ShardError(
-            f"%shard save {folder} takes the names of the state behind the folder: %shard save DIR state"
-        )
+        raise ShardError(f"%shard save {folder} takes the names of the state behind the folder: %shard save DIR state")
     state = _of_names(names, shell)
     step = _step(session, "save")
-    number = save(step, folder, state, options.rename, options.force, tell=say)
-    said = f"{one_of(names)} saved into {folder}"
+    number = save(step, folder, state, options.rename, options.force, warn=say)
+    said = f"{list_names(names)} saved into {folder}"
     say(said if folder.endswith(SUFFIXES) else f"checkpoint {number} saved into {folder}")
     return None, None
 
 
-def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
-    """Restore what a `%shard load` line names, or tell what its folder or file has. Raises ShardError for a line that
-    it can't be, and as `ShardedStep.restore` does."""
-    from ..checkpoints import Store
-    from ..checkpoints import weights as files
-    from ..checkpoints.tensors import is_weights
-    from ..checkpoints.told import listing
-    from ..step.kept import restore
+def run_load_line(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
+    """Run a `%shard load` line: restore the named state, or list the contents of the folder or file.
+
+    Raises:
+        ShardError: The line is malformed, or `ShardedStep.restore` fails.
+    """
+    from ..checkpoints import CheckpointStore
+    from ..checkpoints import weight_loading as files
+    from ..checkpoints.listing import list_checkpoints
+    from ..checkpoints.weight_files import is_weights
+    from ..step.save_restore import restore
 
     options = parse_command(text, LoadOptions)
     if options.help:
@@ -56,70 +61,72 @@ def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tup
     path = Path(expanduser(folder))
     weights = is_weights(path)
     if not names:
-        with nullcontext() if weights else Store(folder) as store:
-            for line in files.listing(path) if store is None else listing(store):
+        with nullcontext() if weights else CheckpointStore(folder) as store:  # None for weights
+            for line in files.list_arrays(path) if store is None else list_checkpoints(store):
                 say(line)
         return None, None
     like, step = _of_names(names, shell), _step(session, "load")
+    # The layout of the restored arrays is the plan's, so the step has to be planned first.
     if step.entry is None:
         args, kwargs = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
         step.prepare(*args, **kwargs)
     called = names[0].rpartition(".")[2] if len(names) == 1 else ""
-    how = options.number, options.cast, options.rename, options.part, called
-    state = restore(step, folder, like, *how, tell=say)
+    restore_options = options.number, options.cast, options.rename, options.part, called
+    state = restore(step, folder, like, *restore_options, warn=say)
     for name, value in zip(names, state if len(names) > 1 else (state,), strict=True):
         _bind(name, value, shell)
     of = "" if weights else f"checkpoint {step.calls_before + step.calls} of "
-    say(f"{one_of(names)} restored from {of}{folder}")
+    say(f"{list_names(names)} restored from {of}{folder}")
     return None, None
 
 
 def _folder_and_names(words: tuple[str, ...], command: str) -> tuple[str, list[str]]:
+    """Return the folder and the names of a line; raise `ShardError` without a folder."""
     if not words:
-        raise ShardError(
-            f"%shard {command} takes a folder and the names of the state: %shard {command} DIR state"
-        )
+        raise ShardError(f"%shard {command} takes a folder and the names of the state: %shard {command} DIR state")
     return words[0], list(words[1:])
 
 
 def _of_names(names: list[str], shell: "InteractiveShell") -> Any:
+    """Return the value of one name, or the tuple of the values of several."""
     values = tuple(_value(name, shell) for name in names)
     [*_, last] = values
     return values if len(values) > 1 else last
 
 
 def _value(name: str, shell: "InteractiveShell") -> Any:
-    """What a name holds, of `state.params` the arrays of that part by name."""
-    from ..checkpoints.objects import opened
+    """Return the value of a name; for `state.params` the arrays of this part by name."""
+    from ..checkpoints.state_arrays import flatten_state
 
     root, _, part = name.partition(".")
     if root not in shell.user_ns:
         known = [each for each in shell.user_ns if not each.startswith("_")]
-        raise ShardError(none_of(f"the notebook has no {root}", root, known, "name what the step gives back"))
+        raise ShardError(unknown_name(f"the notebook has no {root}", root, known, "name what the step gives back"))
     value = shell.user_ns[root]
-    return opened(value).under(part) if part else value
+    return flatten_state(value).leaves_under(part) if part else value
 
 
 def _bind(name: str, value: Any, shell: "InteractiveShell") -> None:
-    """Put a value under a name; of `state.params` a state with that part of it under the name of the state."""
-    from ..checkpoints.objects import opened
+    """Bind a value to a name; for `state.params` bind `state` to a state with the part replaced."""
+    from ..checkpoints.state_arrays import flatten_state
 
     root, _, part = name.partition(".")
-    shell.user_ns[root] = opened(shell.user_ns[root]).replaced(part, value) if part else value
+    shell.user_ns[root] = flatten_state(shell.user_ns[root]).with_part(part, value) if part else value
 
 
 def _step(session: "ShardSession", command: str) -> Any:
+    """Return the last step; raise `ShardError` without one or after a comparison."""
     step: Any = session.step
     if step is None or session.comparison is not None:
         raise ShardError(
             f"there is no step yet, by whose plan the state lies: write %%shard fsdp above a cell with a train step, "
             f"then %shard {command}"
         )
-    return step.sharded if isinstance(step, cells.Rehearsal) else step
+    return step.sharded if isinstance(step, cells.DryRunStep) else step
 
 
 def save_help() -> str:
-    """What `%shard save --help` prints."""
+    """Return the text printed by `%shard save --help`."""
     return f"""Save the state of the last %%shard cell's step into a folder of checkpoints, or a file of weights.
 
     %shard save DIR state          what the name holds; NNX objects: %shard save DIR model optimizer
@@ -127,13 +134,13 @@ def save_help() -> str:
 
 A checkpoint's number is that of the calls behind it.
 
-ShardOptions:
+Options:
 {flags_text(SaveOptions)}
 """
 
 
 def load_help() -> str:
-    """What `%shard load --help` prints."""
+    """Return the text printed by `%shard load --help`."""
     return f"""Restore a state, or a part of it, laid out by the last %%shard cell's plan; or tell what there is.
 
     %shard load DIR                what the folder of checkpoints has
@@ -147,6 +154,6 @@ def load_help() -> str:
     --rename "h.*.fc.weight=h.*.fc.kernel:T"   the number stays; :T swaps two dimensions, as torch has weights
     --rename "h.*.fc=h.fc"         no * on your side: stacked into one array, by number
 
-ShardOptions:
+Options:
 {flags_text(LoadOptions)}
 """

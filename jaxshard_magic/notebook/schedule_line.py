@@ -1,4 +1,4 @@
-"""`%shard schedule`: its line as a Schedule, or as several compared."""
+"""`%shard schedule`: return one pipeline schedule, or a comparison of several."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -8,13 +8,13 @@ from pathlib import Path
 from textwrap import fill
 
 from .. import schedule
-from ..errors import ShardError, did_you_mean, none_of, one_of
-from ..files import content
-from ..schedule import NAMES, Comparison, Costs, Schedule
-from ..schedule.compare import cut
+from ..errors import ShardError, did_you_mean, list_names, unknown_name
+from ..files import read_limited
+from ..schedule import NAMES, Costs, Schedule, ScheduleComparison
+from ..schedule.compare import split_costs
 from .options import ScheduleOptions, flags_text, parse_command
 
-EVERY = "all"
+ALL = "all"
 STAGES, MICROBATCHES_A_STAGE = 4, 4
 MOST_ACTIONS = 1_000_000
 COSTS = {"F": "forward", "I": "input_grad", "W": "weight_grad"}
@@ -22,20 +22,27 @@ _MOST = 64 << 20  # bytes of a schedule's file
 _FIELDS = ("forward", "input_grad", "weight_grad", "transfer", "kept_for_weight_grad")
 
 
-def scheduled(line: str, axes: Mapping[str, int]) -> tuple[Schedule | Comparison | None, str | None]:
-    """What `%shard schedule 1f1b --stages 4` asks for, and the name to keep it under; None where that was help.
+def run_schedule_line(line: str, axes: Mapping[str, int]) -> tuple[Schedule | ScheduleComparison | None, str | None]:
+    """Run a `%shard schedule` line.
 
-    Sizes that it does not say are taken and printed: the ranks from the pipeline axis of `axes`, the mesh's.
+    Sizes missing on the line are chosen and printed.
+
+    Args:
+        line: The line, from the word `schedule` on.
+        axes: Axes of the notebook's mesh; the size of its pipeline axis is the default for `--stages`.
+
+    Returns:
+        The schedule or comparison and the name to bind it to; None and None for `--help`.
     """
     options = parse_command(line, ScheduleOptions)
     if options.help:
         print(help_text())
         return None, None
-    return _asked(options, axes), options.output
+    return _schedule_or_comparison(options, axes), options.output
 
 
-def _asked(options: ScheduleOptions, axes: Mapping[str, int]) -> Schedule | Comparison:
-    """The schedule that a line names or reads from a file; several compared."""
+def _schedule_or_comparison(options: ScheduleOptions, axes: Mapping[str, int]) -> Schedule | ScheduleComparison:
+    """Return the schedule of a name or a file, or the comparison of several names."""
     words = [name for word in options.words for name in word.split(",") if name]
     costs = None if options.costs is None else parse_costs(options.costs)
     files = [word for word in words if _is_path(word)]
@@ -45,17 +52,17 @@ def _asked(options: ScheduleOptions, axes: Mapping[str, int]) -> Schedule | Comp
         return _read(files[0], options, costs)
     if not words:
         raise ShardError(
-            f"%shard schedule takes a name, several with commas, {EVERY}, or a file; the names are {one_of(NAMES)}"
+            f"%shard schedule takes a name, several with commas, {ALL}, or a file; the names are {list_names(NAMES)}"
         )
     for name in words:
-        if name not in NAMES and name != EVERY:
-            there_are = f"there are {one_of(NAMES)}, and {EVERY}"
+        if name not in NAMES and name != ALL:
+            there_are = f"there are {list_names(NAMES)}, and {ALL}"
             where = "%shard schedule --help has all"
-            raise ShardError(none_of(f"no schedule '{name}'", name, (*NAMES, EVERY), there_are, where))
+            raise ShardError(unknown_name(f"no schedule '{name}'", name, (*NAMES, ALL), there_are, where))
     options = _with_sizes(options, axes)
     stages, microbatches = options.stages or 0, options.microbatches or 0
-    if EVERY in words or len(words) > 1:
-        names = [*NAMES] if EVERY in words else words
+    if ALL in words or len(words) > 1:
+        names = [*NAMES] if ALL in words else words
         return schedule.compare(
             names,
             stages=stages,
@@ -71,20 +78,21 @@ def _asked(options: ScheduleOptions, axes: Mapping[str, int]) -> Schedule | Comp
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
-        costs=_of_stages(costs, stages, chunks),
+        costs=_divide_costs(costs, stages, chunks),
         memory_limit=options.memory_limit,
     )
 
 
 def parse_costs(text: str) -> Costs:
-    """The costs that `--costs` says: `F,I,W`, `F,I,W,transfer`, or `forward=1,1,1,2 transfer=0.1` for one per stage.
+    """Parse `--costs`: `F,I,W`, `F,I,W,transfer`, or names, with one value for each stage if wished.
 
     >>> parse_costs("1,1,1,0.1").transfer
     0.1
     >>> parse_costs("forward=1,1,1,2 W=0.5")
     Costs(forward=(1.0, 1.0, 1.0, 2.0), input_grad=1.0, weight_grad=0.5, transfer=0.0, kept_for_weight_grad=1.0)
 
-    Raises ShardError for what is no number, for another name, and as `Costs` does.
+    Raises:
+        ShardError: A word is no number, a name is unknown or repeated, or `Costs` refuses the values.
     """
     if "=" not in text:
         numbers = [_number(word, text) for word in text.replace(",", " ").split()]
@@ -102,7 +110,7 @@ def parse_costs(text: str) -> Costs:
             raise ShardError(f"--costs: '{word}' has no '='; write a cost as in forward=1 or forward=1,1,1,2")
         if name not in _FIELDS:
             raise ShardError(
-                f"--costs has no '{name}'; it has {one_of(_FIELDS)}; a whole backward pass takes input_grad and "
+                f"--costs has no '{name}'; it has {list_names(_FIELDS)}; a whole backward pass takes input_grad and "
                 "weight_grad together"
             )
         if name in given:
@@ -119,12 +127,17 @@ def _number(word: str, text: str) -> float:
         raise ShardError(f"--costs '{text}': '{word}' is no number") from None
 
 
-def _of_stages(costs: Costs | None, stages: int, chunks: int) -> Costs | None:
-    """The costs of a stages-th of the model as those of each stage."""
-    return None if costs is None and chunks == 1 else cut(costs or Costs(), stages, chunks)
+def _divide_costs(costs: Costs | None, stages: int, chunks: int) -> Costs | None:
+    """Divide costs given for each P-th of the model among the stages of `chunks` chunks a rank."""
+    return None if costs is None and chunks == 1 else split_costs(costs or Costs(), stages, chunks)
 
 
 def _with_sizes(options: ScheduleOptions, axes: Mapping[str, int]) -> ScheduleOptions:
+    """Fill in missing numbers of stages and microbatches, and print them.
+
+    Raises:
+        ShardError: The schedule would have more than a million actions.
+    """
     from ..config.strategies import job_of
 
     taken, stages, microbatches = [], options.stages, options.microbatches
@@ -151,21 +164,22 @@ def _is_path(word: str) -> bool:
 
 
 def _read(path: str, options: ScheduleOptions, costs: Costs | None) -> Schedule:
-    """The schedule in a file, at its own sizes."""
+    """Read a schedule from a file, with the sizes of the file."""
     try:
-        text = content(Path(os.path.expanduser(path)), _MOST).decode("utf-8")
+        text = read_limited(Path(os.path.expanduser(path)), _MOST).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ShardError(f"{path} can't be read: {_why(error)}.{_near(path)}") from None
-    with _told_of(path):
+    with _with_path_in_errors(path):
         found = schedule.parse(text)
         _without_sizes(found, options)
         name = Path(path).stem if found.name == "custom" else found.name
-        found = replace(found, name=name, costs=_of_stages(costs, found.stages, found.chunks))
-        schedule.simulate(found)  # ranks that wait for each other are told here, not where it is shown
+        found = replace(found, name=name, costs=_divide_costs(costs, found.stages, found.chunks))
+        schedule.simulate(found)  # raises for a deadlock of ranks here, and not at display
     return found
 
 
 def _without_sizes(found: Schedule, options: ScheduleOptions) -> None:
+    """Raise `ShardError` for a size given on the line of a schedule from a file."""
     for field in ("stages", "microbatches", "chunks", "memory_limit"):
         if getattr(options, field) is not None:
             raise ShardError(
@@ -175,19 +189,22 @@ def _without_sizes(found: Schedule, options: ScheduleOptions) -> None:
 
 
 def _why(error: Exception) -> str:
+    """Return the reason of a failed read in words."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _near(path: str) -> str:
+    """Return a suggestion of a file with a similar name in the same folder."""
     folder = Path(os.path.expanduser(path)).parent
     there = folder.glob("*.*") if os.path.isdir(folder) else ()
     return did_you_mean(Path(path).name, (each.name for each in there))
 
 
 @contextmanager
-def _told_of(path: str) -> Iterator[None]:
+def _with_path_in_errors(path: str) -> Iterator[None]:
+    """Prefix a `ShardError` with the file's path."""
     try:
         yield
     except ShardError as error:
@@ -195,14 +212,9 @@ def _told_of(path: str) -> Iterator[None]:
 
 
 def help_text() -> str:
-    """The help of `%shard schedule`: its forms, the schedules with their sources, its options."""
+    """Return the text printed by `%shard schedule --help`: forms of the line, schedules with their sources, options."""
     names = "\n".join(
-        fill(
-            f"{name:<12} {named.about} ({named.source})",
-            110,
-            initial_indent="    ",
-            subsequent_indent=" " * 17,
-        )
+        fill(f"{name:<12} {named.about} ({named.source})", 110, initial_indent="    ", subsequent_indent=" " * 17)
         for name, named in NAMES.items()
     )
     return f"""A pipeline schedule in time: its bubble, and what each rank holds. Several names are compared.
@@ -215,7 +227,7 @@ def help_text() -> str:
 Schedules:
 {names}
 
-ShardOptions:
+Options:
 {flags_text(ScheduleOptions)}
 
 Costs are times of one microbatch on a P-th of the model, in any unit: forward, input gradient, weight gradient, and

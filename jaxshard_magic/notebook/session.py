@@ -1,4 +1,4 @@
-"""The notebook's state: its mesh, the last sharded step, and the reports so far."""
+"""State of the notebook between cells: mesh, last sharded step, and reports."""
 
 import os
 from dataclasses import replace
@@ -11,7 +11,7 @@ from traitlets.config import Configurable
 
 
 class ShardSession(Configurable):
-    """What the magics remember between cells; `%config ShardSession.progress = False` sets a trait."""
+    """State of the magics between cells; `%config ShardSession.progress = False` sets a trait."""
 
     progress = Bool(True, help="Show progress while a step is compiled and a cell trains.").tag(config=True)
     view = Enum(
@@ -33,13 +33,9 @@ class ShardSession(Configurable):
         " pass more.",
     ).tag(config=True)
     hosts_limit = Float(
-        120.0,
-        min=1.0,
-        help="Seconds within which the hosts of a %mesh have to come, in a scheduler's queue, too.",
+        120.0, min=1.0, help="Seconds within which the hosts of a %mesh have to come, in a scheduler's queue, too."
     ).tag(config=True)
-    remember = Bool(True, help="Keep every Report in the history of all notebooks, %shard history.").tag(
-        config=True
-    )
+    remember = Bool(True, help="Keep every Report in the history of all notebooks, %shard history.").tag(config=True)
     keep = Int(100, min=1, help="How many Reports of this session are held.").tag(config=True)
 
     meet_every = Int(
@@ -49,9 +45,7 @@ class ShardSession(Configurable):
         " often that it takes 1% of a step's time.",
     ).tag(config=True)
 
-    mesh = AnyTrait(
-        None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."
-    )
+    mesh = AnyTrait(None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from.")
     step = AnyTrait(None, allow_none=True, help="The ShardedStep of the last %%shard cell.")
     comparison = AnyTrait(
         None, allow_none=True, help="The Comparison, or the Choice, of the last %%shard cell, if it was one."
@@ -63,61 +57,81 @@ class ShardSession(Configurable):
 
     @default("view")
     def _view_of_the_environment(self) -> str:
+        """Return the default of `view`: the environment variable JAXSHARD_VIEW, or "auto"."""
         return os.environ.get("JAXSHARD_VIEW") or "auto"
 
-    def begin(self, step: Any) -> None:
-        """Make `step` the last one."""
+    def set_step(self, step: Any) -> None:
+        """Make `step` the last step."""
         self.step, self.reported, self.comparison = step, False, None
 
-    def compared(self, comparison: Any) -> Any:
-        """Make `comparison` the last one, and return it with its reports as they went into the history."""
-        self.comparison = self._numbered(comparison)
+    def add_comparison(self, comparison: Any) -> Any:
+        """Make `comparison` the last one, and add its reports to the history.
+
+        Returns:
+            The comparison with numbered reports.
+        """
+        self.comparison = self._number_reports(comparison)
         return self.comparison
 
-    def chose(self, choice: Any) -> Any:
-        """Make `choice`, of which nothing has run, the last one, and return it as `compared` does."""
-        self.comparison = replace(choice, comparison=self._numbered(choice.comparison))
+    def add_choice(self, choice: Any) -> Any:
+        """Make `choice`, with no step run, the last comparison, and add its reports to the history.
+
+        Returns:
+            The choice with numbered reports.
+        """
+        self.comparison = replace(choice, comparison=self._number_reports(choice.comparison))
         return self.comparison
 
     def report(self) -> Any:
-        """The last step's Report as of now, in its place in the history.
+        """Return the current report of the last step, and store it in the history in place of the step's previous
+        report.
 
-        Raises ShardError when the step was neither called nor prepared.
+        Raises:
+            ShardError: The step was neither called nor prepared.
         """
         report = self.step.report()
+        # A later report of the same step takes the place and the number of the previous one.
         *earlier, last = self.history if self.reported else (*self.history, None)
-        (number,) = (last.number,) if last is not None else self._numbers(1)
+        (number,) = (last.number,) if last is not None else self._next_numbers(1)
         report = replace(report, number=number)
-        getattr(self.step, "sharded", self.step).number = number  # of a rehearsal that of the step behind it
+        getattr(self.step, "sharded", self.step).report_number = number  # a `DryRunStep` has the step as `sharded`
         self.history, self.reported = [*earlier, report][-self.keep :], True
         return report
 
-    def received(self, report: Any, number: int | None = None) -> Any:
-        """Take the report of a step that ran on hosts as the last one, with a number of its own or in the place of the
-        one that has `number`."""
+    def add_host_report(self, report: Any, number: int | None = None) -> Any:
+        """Add the report of a step that ran on hosts to the history.
+
+        Args:
+            report: The report, numbered by the host.
+            number: Number of the report to replace; None gives the report a new number.
+
+        Returns:
+            The report with its number in the kernel.
+        """
         if number is None:
-            (number,) = self._numbers(1)
+            (number,) = self._next_numbers(1)
         report = replace(report, number=number)
         others = [each for each in self.history if each.number != number]
         self.history, self.reported = [*others, report][-self.keep :], False
         return report
 
-    def _numbered(self, comparison: Any) -> Any:
-        """`comparison` with reports that have numbers and are in the history."""
-        numbers = iter(self._numbers(sum(trial.report is not None for trial in comparison.trials)))
+    def _number_reports(self, comparison: Any) -> Any:
+        """Number the reports of a comparison, and add them to the history."""
+        numbers = iter(self._next_numbers(sum(trial.report is not None for trial in comparison.trials)))
         trials = [
-            trial
-            if trial.report is None
-            else replace(trial, report=replace(trial.report, number=next(numbers)))
+            trial if trial.report is None else replace(trial, report=replace(trial.report, number=next(numbers)))
             for trial in comparison.trials
         ]
         found = [trial.report for trial in trials if trial.report is not None]
         self.history, self.reported = [*self.history, *found][-self.keep :], False
         return replace(comparison, trials=tuple(trials))
 
-    def _numbers(self, count: int) -> range:
-        """Numbers for so many reports, those of the history of all notebooks; where nothing is kept they go on from the
-        highest of this session."""
+    def _next_numbers(self, count: int) -> range:
+        """Return `count` numbers for reports.
+
+        Numbers come from the history of all notebooks. Without a history they continue from the highest number of this
+        session.
+        """
         found = self.reserve(count) if count and self.remember and self.reserve is not None else None
         first = max((report.number or 0 for report in self.history), default=0) + 1
         return range(first, first + count) if found is None else found

@@ -1,32 +1,39 @@
-"""The view under a cell that trains: when it appears, how often it is told what is new, and what it leaves behind."""
+"""Charts below a training cell: the time of their appearance, the rate of updates, and the picture kept in the
+notebook."""
 
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..temporary import Held, Temporary
+from ..temporary import AcquiredLock, TemporaryChange
 
 if TYPE_CHECKING:
-    from ..live import Run
+    from ..live import LiveRun
     from ..views.show import Growing
 
-EVIDENT = 2.0  # seconds of training before there is a view
+EVIDENT = 2.0  # seconds of training before the charts appear
 STEPS = 8  # and so many steps
-OFTEN, SELDOM = 0.5, 5.0  # seconds between two updates: of a short run, and of a long one
-UPDATES = 1000  # that a run of any length is told of: its charts have a tenth as many places
-KEEP = 10.0  # seconds between two pictures that a saved notebook keeps, at least
-STALE = 0.05  # of the run's time that such a picture may be behind
+MIN_UPDATE_S, MAX_UPDATE_S = 0.5, 5.0  # seconds between two updates, in a short and in a long run
+UPDATES = 1000  # in a run of any length; charts have a tenth as many points
+KEEP = 10.0  # least seconds between two static pictures for the saved notebook
+STALE = 0.05  # share of the run's time that a static picture may be behind
 
 
-class TrainingView(Temporary):
-    """Shows `run` in the output of its cell, as `how` says; a context, at whose end the widget draws the last of it,
-    and what stands for it in a saved notebook goes, unless it `stays`: the report that follows has the same.
+class TrainingOutput(TemporaryChange):
+    """Context that displays the metrics of `run` in the output of its cell.
 
-    It is called with what the progress line would say: from the thread of that line, which alone draws. `shown` tells
-    whether it says so in its place.
+    Call the object with the text of the progress line, from the thread of the line: only this thread draws. At the end
+    the widget draws the last values.
+
+    Args:
+        run: Metrics of the running loop.
+        how: View of reports in this session.
+        wanted: Display anything at all.
+        stays: Keep the static picture in a saved notebook at the end. By default the picture is removed, as the report
+            below has the same content.
     """
 
-    def __init__(self, run: "Run", how: str, wanted: bool = True, stays: bool = False):
+    def __init__(self, run: "LiveRun", how: str, wanted: bool = True, stays: bool = False):
         from ..views.show import shows_growing
 
         self._run, self._how, self._stays = run, how, stays
@@ -41,26 +48,33 @@ class TrainingView(Temporary):
 
     @property
     def shown(self) -> bool:
-        """Whether there is a view."""
+        """True once the charts are visible; the progress line then stays empty."""
         return self._output is not None
 
     def __call__(self, line: str, share: float | None) -> None:
-        """Say `line`, of a training of which `share` is done, and draw what is new, where it is time for that."""
+        """Show `line` with the charts, and draw new values if an update is due.
+
+        Args:
+            line: Text of the progress line.
+            share: Finished part of the training, 0 to 1; None if unknown.
+        """
         if self._wanted and line:
-            with Held(self._lock):
+            with AcquiredLock(self._lock):
                 self._drawn(line, share)
 
-    def begin(self) -> None:
-        """There is a view only once the training has run for a while."""
+    def apply(self) -> None:
+        """Display nothing: the charts appear once the training has run for a while."""
 
-    def end(self) -> None:
-        with Held(self._lock):
+    def revert(self) -> None:
+        """Draw the last values."""
+        with AcquiredLock(self._lock):
             self._wanted = False
             if self._output is not None:
                 self._line, self._share = "", None
                 self._keep(time.perf_counter(), ends=not self._stays)
 
     def _drawn(self, line: str, share: float | None) -> None:
+        """Create the charts, keep a picture, or send an update, whichever is due."""
         now = time.perf_counter()
         self._line, self._share = line, share
         if self._began is None:
@@ -71,19 +85,26 @@ class TrainingView(Temporary):
                 self._keep(now)
         elif now - self._kept_at >= max(KEEP, STALE * seconds):
             self._keep(now)
-        elif now - self._told_at >= min(SELDOM, max(OFTEN, seconds / UPDATES)):
+        elif now - self._told_at >= min(MAX_UPDATE_S, max(MIN_UPDATE_S, seconds / UPDATES)):
             self._tell(now)
 
     def _tell(self, now: float) -> None:
+        """Send the new values to the widget."""
         from ..views.training import payload
 
         tails = self._run.tails(self._held)
         assert self._output is not None
         self._output.tell(self._update(tails))
-        self._held |= payload.held(tails)
+        self._held |= payload.bucket_counts(tails)
         self._told_at = now
 
     def _keep(self, now: float, *, ends: bool = False) -> None:
+        """Send all values to the widget, and replace the static picture of the saved notebook.
+
+        Args:
+            now: Current time in seconds.
+            ends: Remove the static picture.
+        """
         from ..views.show import Growing
         from ..views.training import data, html, payload, text
 
@@ -91,7 +112,7 @@ class TrainingView(Temporary):
         metrics = self._run.metrics(tails)
         if metrics is None:
             return
-        self._line = self._line or data.lead_text(metrics)
+        self._line = self._line or data.summary_text(metrics)
         whole = self._update(tails)
         static = "" if ends else html.running(metrics, self._line)
         told = "" if ends else "\n".join(text.lines(metrics, 100))
@@ -99,11 +120,12 @@ class TrainingView(Temporary):
             self._output = Growing(whole, told, static, self._how)
         else:
             self._output.keep(whole, told, static)
-        self._held = payload.held(tails)
+        self._held = payload.bucket_counts(tails)
         self._told_at = self._kept_at = now
 
     def _update(self, tails: Any) -> dict[str, Any]:
+        """Return the next message for the widget."""
         from ..views.training import payload
 
         self._number += 1
-        return payload.update(self._number, tails, self._line, self._share)
+        return payload.update_payload(self._number, tails, self._line, self._share)

@@ -1,64 +1,72 @@
-"""Stages of about the same work, with the layers of a scan in equal parts where that costs little."""
+"""Stages of about equal work, with equal numbers of scan layers where the cost of that is small."""
 
 from collections.abc import Collection, Mapping
 
 from ..errors import ShardError
-from .cut import cut, largest
-from .units import Units, layers_of
+from .linear_partition import largest_part_cost, partition
+from .loss_units import LossUnits, splittable_layers
 
-EVEN = 1.25  # how many times the largest stage of the best cut that of one with equal parts of a scan may be
+# Largest stage with equal parts of a scan, as a multiple of the largest stage of the best partition. Equal stages are
+# compiled once.
+MAX_EVEN_RATIO = 1.25
 
 
-def stage_starts(
-    units: Units, stages: int, chunks: int = 1, among: Collection[int] | None = None
-) -> list[int]:
-    """The first unit of each of `stages` stages after the first; a rank of the pipeline runs `chunks` of them. `among`:
-    the only ones that a stage may start at.
+def stage_starts(units: LossUnits, stages: int, chunks: int = 1, allowed: Collection[int] | None = None) -> list[int]:
+    """Return the first unit of each stage after the first.
 
-    Raises ShardError where there are fewer units than stages.
+    Args:
+        units: The units of the loss.
+        stages: Number of stages.
+        chunks: Number of stages per rank, for messages.
+        allowed: The only units at which a stage may start; None for all.
+
+    Raises:
+        ShardError: Fewer units than stages.
     """
     costs = [unit.cost for unit in units.units]
-    _enough(len(units.units), stages, chunks)
-    fixed: Mapping[int, bool] = {}
-    if among is not None:
-        fixed = {u: False for u in range(1, len(costs)) if u not in among}
-    best = cut(costs, units.crossing, stages, fixed)
+    _check_unit_count(len(units.units), stages, chunks)
+    fixed_starts: Mapping[int, bool] = {}
+    if allowed is not None:
+        fixed_starts = {u: False for u in range(1, len(costs)) if u not in allowed}
+    best = partition(costs, units.crossing_bytes, stages, fixed_starts)
     assert best is not None, "allowed_starts refuses too few"
-    chosen, limit = best, EVEN * largest(costs, best)
+    chosen, limit = best, MAX_EVEN_RATIO * largest_part_cost(costs, best)
     for first, layers in _scans(units):
-        if any(u in fixed for u in range(first + 1, first + layers)):
+        # A pattern or markers already decide within this scan.
+        if any(u in fixed_starts for u in range(first + 1, first + layers)):
             continue
-        inside = sum(first < start < first + layers for start in chosen)
+        starts_inside = sum(first < start < first + layers for start in chosen)
         options = [
-            (largest(costs, starts), starts, more)
-            for parts in range(inside + 1, stages + 1)
-            if inside
+            (largest_part_cost(costs, starts), starts, scan_starts)
+            for parts in range(starts_inside + 1, stages + 1)
+            if starts_inside
             and layers % parts == 0
             and (
-                starts := cut(
-                    costs, units.crossing, stages, more := {**fixed, **_equal(first, layers, parts)}
+                starts := partition(
+                    costs, units.crossing_bytes, stages, scan_starts := {**fixed_starts, **_equal(first, layers, parts)}
                 )
             )
         ]
-        fitting = [option for option in options if option[0] <= limit]
-        if fitting:
-            _, chosen, fixed = min(fitting, key=lambda option: option[0])
+        within_limit = [option for option in options if option[0] <= limit]
+        if within_limit:
+            _, chosen, fixed_starts = min(within_limit, key=lambda option: option[0])
     return chosen
 
 
-def _scans(units: Units) -> list[tuple[int, int]]:
-    """The first unit and the number of layers of each scan, the one of the most work first."""
-    spans = [units.span[e.index] for e in units.main if layers_of(e)]
+def _scans(units: LossUnits) -> list[tuple[int, int]]:
+    """Return the first unit and the number of layers of each scan, the scan with most work first."""
+    spans = [units.unit_range[e.index] for e in units.main_equations if splittable_layers(e)]
     work = {first: sum(u.cost for u in units.units[first : last + 1]) for first, last in spans}
     return [(first, last - first + 1) for first, last in sorted(spans, key=lambda s: -work[s[0]])]
 
 
 def _equal(first: int, layers: int, parts: int) -> dict[int, bool]:
-    """Where stages start in a scan of so many equal parts."""
+    """Return for the layers of a scan whether a stage starts there, for equal parts."""
     return {first + k: k * parts % layers == 0 for k in range(1, layers)}
 
 
-def _enough(units: int, stages: int, chunks: int) -> None:
+def _check_unit_count(units: int, stages: int, chunks: int) -> None:
+    """Raise ShardError for fewer units than stages."""
     if units >= stages:
         return
     option = f"--stages {stages // chunks}" + (f" of {chunks} chunks each" if chunks > 1 else "")

@@ -1,4 +1,4 @@
-"""Programs to compile: what each takes, where that lies, and all of them compiled side by side."""
+"""Programs to compile: arguments, shardings and donation of each, and parallel compilation of all."""
 
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
@@ -9,116 +9,148 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
-from ..meanwhile import tick
+from ..compile_wait import tick
 from ..program.callbacks import Callbacks
-from ..program.compiling import awaited, compile_lowered, compilers, jit
-from ..program.lines import lines_kept
-from ..program.memory_kinds import lowered_as
-from ..program.strict import quick_call
-from .loaded import compiled_like, likeness
+from ..program.compiled_call import unchecked_call
+from ..program.compiling import await_compiled, compile_lowered, compile_pool, jit
+from ..program.memory_kinds import shapes_for_lowering
+from ..program.source_lines import full_source_locations
+from .executable_reuse import program_identity, reuse_executable
 
-Key = tuple[str, int]  # what a program is for, and of which stage, rank or group
+ProgramKey = tuple[str, int]  # kind of the program, such as an action kind; number of its stage, rank or group
 
 
 @dataclass(frozen=True)
-class Job:
-    """A program: `run(*args)` with arguments of the types `avals`, where `ins` and `outs` say; `donate`: arguments
-    whose memory it takes over. Jobs that share `run` and `avals` are traced once."""
+class CompileJob:
+    """A program to compile. Jobs with the same `run` and `avals` are traced once.
+
+    Attributes:
+        run: The function to jit.
+        avals: Shapes and dtypes of the arguments.
+        in_shardings: Shardings of the arguments.
+        out_shardings: Shardings of the results.
+        donate_argnums: Positions of donated arguments.
+    """
 
     run: Callable[..., Any]
     avals: tuple[Any, ...]
-    ins: tuple[Any, ...]
-    outs: Any
-    donate: tuple[int, ...] = ()
+    in_shardings: tuple[Any, ...]
+    out_shardings: Any
+    donate_argnums: tuple[int, ...] = ()
 
     @property
     def mesh(self) -> Mesh:
-        """The devices that it runs on."""
-        return jax.tree.leaves((self.ins, self.outs))[0].mesh
+        """The mesh on which the program runs."""
+        return jax.tree.leaves((self.in_shardings, self.out_shardings))[0].mesh
 
     @property
-    def likeness(self) -> Hashable:
-        """The same for jobs that are one program but for the devices that they run on."""
+    def identity(self) -> Hashable:
+        """A key that is equal for jobs that differ in their devices only."""
         types = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(self.avals)]
-        specs = [f"{s.spec} {s.memory_kind}" for s in jax.tree.leaves((self.ins, self.outs))]
-        return id(self.run), tuple(types), tuple(specs), self.donate
+        # Without the meshes: shardings of two ranks are never equal.
+        specs = [f"{s.spec} {s.memory_kind}" for s in jax.tree.leaves((self.in_shardings, self.out_shardings))]
+        return id(self.run), tuple(types), tuple(specs), self.donate_argnums
 
-    def lowered(self) -> Lowered:
-        """The program before the compiler of its devices has seen it."""
-        jitted = jit(self.run, in_shardings=self.ins, out_shardings=self.outs, donate_argnums=self.donate)
+    def lower(self) -> Lowered:
+        """Trace and lower the program."""
+        jitted = jit(
+            self.run,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            donate_argnums=self.donate_argnums,
+        )
         shapes, tree = jax.tree.flatten(self.avals)
-        with lines_kept():
-            return jitted.lower(*tree.unflatten(lowered_as(shapes, jax.tree.leaves(self.ins))))
+        with full_source_locations():
+            return jitted.lower(*tree.unflatten(shapes_for_lowering(shapes, jax.tree.leaves(self.in_shardings))))
 
 
 @dataclass(frozen=True)
-class Made:
-    """A compiled program; `reads`: whether it reads each of its flat arguments, since jax drops the others. `call`: it
-    as a function that is quick to call, None where its devices are not attached."""
+class CompiledProgram:
+    """A compiled program.
+
+    Attributes:
+        compiled: The executable.
+        reads_argument: Whether each flat argument is read; jax drops the others.
+        call: The executable as a function with little overhead per call; None if its devices are not attached.
+    """
 
     compiled: Any
-    reads: tuple[bool, ...]
+    reads_argument: tuple[bool, ...]
     call: Callable[..., Any] | None = None
 
 
-# A job's program for other hardware, and whether it reads each of its flat arguments.
-Elsewhere = Callable[[Job], tuple[Any, tuple[bool, ...]]]
+# Returns the program for other hardware, and whether the program reads each of its flat arguments.
+TargetCompiler = Callable[[CompileJob], tuple[Any, tuple[bool, ...]]]
 
 
-def made_elsewhere(
-    jobs: Mapping[Key, Job], compiler: Elsewhere, say: Callable[[str], None]
-) -> dict[Key, Made]:
-    """All of them compiled by the compiler of devices that are not attached, alike ones once."""
-    known: dict[Hashable, Made] = {}
+def compile_jobs_for_target(
+    jobs: Mapping[ProgramKey, CompileJob], compiler: TargetCompiler, say: Callable[[str], None]
+) -> dict[ProgramKey, CompiledProgram]:
+    """Compile all jobs for devices that are not attached; jobs that differ in devices only are compiled once.
+
+    Args:
+        jobs: The programs by key.
+        compiler: The compiler of these devices.
+        say: Called with the progress.
+    """
+    known: dict[Hashable, CompiledProgram] = {}
     made = {}
-    alike = {key: job.likeness for key, job in jobs.items()}
+    alike = {key: job.identity for key, job in jobs.items()}
     total = len(set(alike.values()))
     for key, job in jobs.items():
         if alike[key] not in known:
             say(f"{len(known) + 1} of {total} programs")
-            known[alike[key]] = Made(*compiler(job))
+            known[alike[key]] = CompiledProgram(*compiler(job))
         made[key] = known[alike[key]]
     return made
 
 
-def make(jobs: Mapping[Key, Job], *, calls_host: bool = False) -> dict[Key, Made]:
-    """All of them compiled, as many at a time as there are cores, and alike ones once where that can be. `calls_host`:
-    some may call functions of the host that raise; a call of these waits for its end, so that what is raised is that
-    action's."""
+def compile_jobs(
+    jobs: Mapping[ProgramKey, CompileJob], *, calls_host: bool = False
+) -> dict[ProgramKey, CompiledProgram]:
+    """Compile all jobs, as many at a time as there are cores; equal programs once where possible.
+
+    Args:
+        jobs: The programs by key.
+        calls_host: Some programs may call host functions that raise. A call of such a program waits for its end, so
+            that the exception belongs to the right action.
+    """
     callbacks = {key: Callbacks() for key in jobs if calls_host}
     jobs = {**jobs} | {
-        key: replace(jobs[key], run=each.caught(jobs[key].run)) for key, each in callbacks.items()
+        key: replace(jobs[key], run=each.suppress_errors(jobs[key].run)) for key, each in callbacks.items()
     }
-    first: dict[Hashable, Future[Compiled]] = {}
-    programs: dict[Key, Future[Compiled]] = {}
-    with compilers() as pool:
+    first_of_identity: dict[Hashable, Future[Compiled]] = {}
+    futures: dict[ProgramKey, Future[Compiled]] = {}
+    with compile_pool() as pool:
         for key, job in jobs.items():
-            tick()  # many of them take their time
-            lowered = job.lowered()
-            like = likeness(lowered) if jax.tree.leaves((job.ins, job.outs)) else key
-            if like in first:
-                programs[key] = pool.submit(_after, first[like], lowered, job.mesh)
+            # Lowering all programs may take seconds, and work due in this thread must not wait for the last one.
+            tick()
+            lowered = job.lower()
+            identity = program_identity(lowered) if jax.tree.leaves((job.in_shardings, job.out_shardings)) else key
+            if identity in first_of_identity:
+                futures[key] = pool.submit(_reuse_or_compile, first_of_identity[identity], lowered, job.mesh)
             else:
-                programs[key] = first[like] = pool.submit(compile_lowered, lowered)
-        compiled = {key: awaited(each) for key, each in programs.items()}
-    made = {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
+                futures[key] = first_of_identity[identity] = pool.submit(compile_lowered, lowered)
+        compiled = {key: await_compiled(each) for key, each in futures.items()}
+    result = {key: CompiledProgram(c, _reads_arguments(c), unchecked_call(c)) for key, c in compiled.items()}
     for key, each in callbacks.items():
-        if each.any and (call := made[key].call) is not None:
-            made[key] = replace(made[key], call=each.raising(call))
-    return made
+        if each.may_raise and (call := result[key].call) is not None:
+            result[key] = replace(result[key], call=each.reraise_errors(call))
+    return result
 
 
-def _after(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:
-    # the pool begins in order, so that what is waited for here has begun
-    with lines_kept():
-        return compiled_like(lowered, first.result(), mesh)
+def _reuse_or_compile(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:
+    # The pool starts jobs in order, so `first` has started, and waiting for it here can't deadlock.
+    with full_source_locations():
+        return reuse_executable(lowered, first.result(), mesh)
 
 
-def _reads(compiled: Compiled) -> tuple[bool, ...]:
-    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
+def _reads_arguments(compiled: Compiled) -> tuple[bool, ...]:
+    """Return whether the program reads each argument."""
+    # jax reports no sharding for arguments that it dropped.
     return tuple(s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings))
 
 
-def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """What a program is lowered for in the place of an array."""
+def shape_dtype_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype (with weak type) of an array, for lowering."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

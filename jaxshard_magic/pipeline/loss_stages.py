@@ -1,4 +1,4 @@
-"""One loss of a step in the stages of a schedule: what each runs, and which values of the step it reads."""
+"""One loss of a step in the stages of a schedule."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,141 +8,169 @@ from functools import cached_property
 import jax.numpy as jnp
 
 from ..errors import ShardError
-from ..gradients.accumulate import Accumulated
-from ..program.capture import Gradient
+from ..gradients.accumulate import AccumulatedGradient
+from ..program.gradient_calls import GradientCall
 from ..program.ir import Equation, Value
 from ..schedule import Schedule
-from ..schedule.actions import parts as split_up
-from .loss import CutLoss, Wish, cut_loss, whole_loss
+from ..schedule.actions import entry_actions as split_up
 from .programs import StageProgram
-from .stages import stages_of
+from .split_loss import SplitLoss, SplitOptions, split_loss, unsplit_loss
+from .stages import make_stages
 
 
 @dataclass(frozen=True)
-class Part:
-    """A value of the step around its gradient calls, in one piece or several: its values there, in order."""
+class ValuePieces:
+    """A value at the boundary of the outer program, in one or several pieces.
+
+    Attributes:
+        values: Values in the outer program, in order.
+    """
 
     values: tuple[Value, ...]
 
 
 class LossStages:
-    """The `number`th loss of a step, counted from 0, in the stages that `schedule` has for it, numbered as there.
+    """One loss of a step, split into the stages of a schedule and numbered as there.
 
-    `call`: its gradient call over microbatches, `marked` in the step; `traceback`: of that. `first`: how many inputs a
-    microbatch's loss has before the operands of the call. `cut`: that loss, cut; whole on the last stage, where `uncut`
-    says why it can't be. `trained`: which of its inputs are parameters. `programs`: of each stage.
+    Args:
+        number: Position of the loss in the step, from 0.
+        call: Its gradient call over microbatches.
+        marked: The equation of the gradient call.
+        schedule: The schedule.
+        options: How to split the loss.
+
+    Attributes:
+        traceback: Traceback of the gradient call.
+        first_operand: Number of inputs of a microbatch's loss before the operands of the call: its rows, then sums of
+            the batch.
+        split_loss: The split loss; all of it in the last stage after a failed split.
+        split_error: The error of a failed split, else None.
+        trained: Positions of the parameters among the inputs.
+        programs: Programs of each stage.
+        operands: Operands of the call, as values of the outer program.
+        results: Results of the call, as values of the outer program.
+        input_values: Outer value of each input of the loss; an array in pieces has one input per piece.
+        gradient_values: Outer value of the gradient of each parameter input.
     """
 
-    def __init__(self, number: int, call: Accumulated, marked: Equation, schedule: Schedule, wish: Wish):
-        gradient: Gradient = marked.params["gradient"]
+    def __init__(
+        self, number: int, call: AccumulatedGradient, marked: Equation, schedule: Schedule, options: SplitOptions
+    ):
+        gradient: GradientCall = marked.params["gradient"]
         self.number, self.call, self.gradient, self._schedule = number, call, gradient, schedule
-        self.traceback = marked.eqn.source_info.traceback
-        each = schedule.stages_of_loss
+        self.traceback = marked.jaxpr_eqn.source_info.traceback
+        each = schedule.stages_per_loss
         self.stages = range(number * each, (number + 1) * each)
-        self.first = first = 1 + len(call.followed.norms)  # its rows, sums of the batch
-        parameters = {first + k for k in gradient.differentiated}
+        self.first_operand = first = 1 + len(call.followed.full_batch_values)
+        parameters = {first + k for k in gradient.differentiated_positions}
         examples = {0} | {first + k for k in call.data}
-        weights = parameters | {first + k for k in _frozen(call, gradient)}
-        self.uncut: ShardError | None = None
+        weights = parameters | {first + k for k in _frozen_weights(call, gradient)}
+        self.split_error: ShardError | None = None
         try:
-            self.cut: CutLoss = cut_loss(call.loss, weights, examples, each, schedule.chunks, wish)
+            self.split_loss: SplitLoss = split_loss(call.loss, weights, examples, each, schedule.chunks, options)
         except ShardError as error:
-            self.uncut, self.cut = error, whole_loss(call.loss, weights, each)
-        self.trained = {i for i, p in enumerate(self.cut.pieces) if p.operand in parameters}
-        varying = {i for i, p in enumerate(self.cut.pieces) if p.operand - first in {-first, *call.batch}}
-        halved = {
+            # Not raised here: the step runs as a pipeline if any of its losses can be split.
+            self.split_error, self.split_loss = error, unsplit_loss(call.loss, weights, each)
+        self.trained = {i for i, p in enumerate(self.split_loss.pieces) if p.operand in parameters}
+        # Operand 0, the rows of a microbatch, counts as examples.
+        example_inputs = {i for i, p in enumerate(self.split_loss.pieces) if p.operand - first in {-first, *call.batch}}
+        halved_stages = {
             a.stage for row in schedule.grid for step in row for a in split_up(step) if a.kind in ("I", "W")
         }
-        own = stages_of(self.cut.program, self.trained, each)
-        numbered = (replace(stage, number=s) for s, stage in zip(self.stages, own, strict=True))
+        local_stages = make_stages(self.split_loss.program, self.trained, each)
+        numbered = (replace(stage, number=s) for s, stage in zip(self.stages, local_stages, strict=True))
         self.programs = [
-            StageProgram(self.cut.program, stage, varying, stage.number in halved) for stage in numbered
+            StageProgram(self.split_loss.program, stage, example_inputs, stage.number in halved_stages)
+            for stage in numbered
         ]
 
     @property
-    def bounds(self) -> dict[int, tuple[int, ...]]:
-        """The bounds of each operand of the gradient call that comes in pieces."""
+    def operand_bounds(self) -> dict[int, tuple[int, ...]]:
+        """Piece bounds of the operands in pieces, by operand position."""
         ends: dict[int, list[int]] = defaultdict(lambda: [0])
-        for piece in self.cut.pieces:
-            if piece.end is not None:
-                ends[piece.operand - self.first].append(piece.end)
+        for piece in self.split_loss.pieces:
+            if piece.end_layer is not None:
+                ends[piece.operand - self.first_operand].append(piece.end_layer)
         return {k: tuple(rows) for k, rows in ends.items()}
 
     @cached_property
-    def stages_of(self) -> tuple[tuple[int, ...], ...]:
-        """Its stages on each rank."""
+    def stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
+        """Stages of this loss on each rank."""
         return tuple(tuple(s for s in stages if s in self.stages) for stages in self._schedule.stages_of)
 
     @cached_property
-    def users(self) -> dict[int, tuple[int, ...]]:
-        """Of each input of the loss the stages that read it, in order."""
+    def reader_stages(self) -> dict[int, tuple[int, ...]]:
+        """Stages that read each input of the loss, in order."""
         users: dict[int, list[int]] = defaultdict(list)
         for program in self.programs:
             stage = program.stage
-            for i in (*stage.parameters, *stage.others):
+            for i in (*stage.parameters, *stage.other_inputs):
                 users[i].append(stage.number)
         return {i: tuple(stages) for i, stages in users.items()}
 
     @property
-    def hub(self) -> int:
-        """The rank of its last stage, which makes the loss."""
+    def loss_rank(self) -> int:
+        """The rank of the last stage, where the loss is computed."""
         return self._schedule.rank_of[self.stages[-1]]
 
-    def owner(self, i: int) -> int:
-        """The rank where an input of the loss lives: of the first stage that reads it."""
-        stages = self.users.get(i)
-        return self.hub if not stages else self._schedule.rank_of[stages[0]]
+    def owner_rank(self, i: int) -> int:
+        """Return the rank that owns an input of the loss: the rank of its first reader."""
+        stages = self.reader_stages.get(i)
+        return self.loss_rank if not stages else self._schedule.rank_of[stages[0]]
 
-    def program(self, s: int) -> StageProgram:
-        """That of stage s of the schedule."""
+    def stage_program(self, s: int) -> StageProgram:
+        """Return the programs of stage s of the schedule."""
         return self.programs[s - self.stages[0]]
 
-    def giver(self, j: int) -> tuple[int, int]:
-        """The stage that makes output j of a microbatch's loss, and where among what it makes."""
+    def output_source(self, j: int) -> tuple[int, int]:
+        """Return the stage that computes output j of a microbatch's loss, and its position among the forward
+        outputs."""
         for program in self.programs:
-            if j in program.stage.gives:
-                return program.stage.number, len(program.stage.outs) + program.stage.gives.index(j)
+            if j in program.stage.loss_outputs:
+                return program.stage.number, len(program.stage.outgoing) + program.stage.loss_outputs.index(j)
         raise LookupError(f"no stage makes output {j} of the loss")
 
-    def give_operands(self, operands: Sequence[Part], results: Sequence[Part]) -> None:
-        """Take the values around the gradient calls that are its operands and its results."""
+    def set_operands(self, operands: Sequence[ValuePieces], results: Sequence[ValuePieces]) -> None:
+        """Set the values of the outer program for the operands and results of the call.
+
+        Args:
+            operands: One entry per operand.
+            results: One entry per result.
+        """
         self.operands, self.results = operands, results
-        self.input_of, seen = {}, defaultdict[int, int](int)
-        for i, piece in enumerate(self.cut.pieces):
-            k = piece.operand - self.first
+        self.input_values, seen = {}, defaultdict[int, int](int)
+        for i, piece in enumerate(self.split_loss.pieces):
+            k = piece.operand - self.first_operand
             if k >= 0:
-                self.input_of[i] = operands[k].values[seen[k]]
+                self.input_values[i] = operands[k].values[seen[k]]
                 seen[k] += 1
-        self.gradient_of: dict[int, Value] = {}
-        for n, k in enumerate(self.gradient.differentiated):
-            mine = [i for i, p in enumerate(self.cut.pieces) if p.operand == self.first + k]
-            self.gradient_of.update(zip(mine, results[self.gradient.outs + n].values, strict=True))
+        self.gradient_values: dict[int, Value] = {}
+        for n, k in enumerate(self.gradient.differentiated_positions):
+            mine = [i for i, p in enumerate(self.split_loss.pieces) if p.operand == self.first_operand + k]
+            self.gradient_values.update(zip(mine, results[self.gradient.num_outputs + n].values, strict=True))
 
     @property
-    def places(self) -> Mapping[Value, int]:
-        """The ranks where its results are made: gradients where their parameters live, state where it is handed on."""
-        given = len(self.call.outputs.given)
+    def result_ranks(self) -> Mapping[Value, int]:
+        """Ranks of the results: gradients with their parameters, state with the stage that computes it, the rest on
+        `loss_rank`."""
+        given = len(self.call.outputs.computed)
         carried = {
-            j: self._schedule.rank_of[self.giver(given + n)[0]]
-            for n, j in enumerate(self.call.outputs.carried)
+            j: self._schedule.rank_of[self.output_source(given + n)[0]] for n, j in enumerate(self.call.outputs.carried)
         }
         places = {
-            v: carried.get(j, self.hub) for j in range(self.gradient.outs) for v in self.results[j].values
+            v: carried.get(j, self.loss_rank) for j in range(self.gradient.num_outputs) for v in self.results[j].values
         }
-        return places | {v: self.owner(i) for i, v in self.gradient_of.items()}
+        return places | {v: self.owner_rank(i) for i, v in self.gradient_values.items()}
 
     @property
-    def made_by_hub(self) -> list[Value]:
-        """The results that the hub makes of what microbatches give: all but gradients and state."""
+    def combined_results(self) -> list[Value]:
+        """Results combined from all microbatches on `loss_rank`: all except gradients and state."""
         outs = range(len(self.call.large.outputs))
         return [self.results[j].values[0] for j in outs if j not in self.call.outputs.carried]
 
 
-def _frozen(call: Accumulated, gradient: Gradient) -> list[int]:
-    """The operands that are weights as well, but not differentiated: arrays of numbers that are not the examples', nor
-    state of the loss."""
-    others = {*call.data, *call.outputs.carried.values(), *gradient.differentiated}
+def _frozen_weights(call: AccumulatedGradient, gradient: GradientCall) -> list[int]:
+    """Return the positions of weights without gradient: floating-point arrays that are neither examples nor state."""
+    others = {*call.data, *call.outputs.carried.values(), *gradient.differentiated_positions}
     avals = call.small.closed.in_avals
-    return [
-        k for k, a in enumerate(avals) if k not in others and a.shape and jnp.issubdtype(a.dtype, jnp.inexact)
-    ]
+    return [k for k, a in enumerate(avals) if k not in others and a.shape and jnp.issubdtype(a.dtype, jnp.inexact)]

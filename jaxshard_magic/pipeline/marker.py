@@ -1,4 +1,4 @@
-"""`cut(x)`: the marker that a model has where a stage of a pipeline may begin."""
+"""Public marker `cut(x)`: a pipeline stage may begin here."""
 
 from typing import Any, TypeVar
 
@@ -6,18 +6,19 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-NAME = "jaxshard:cut"  # of the values that a marker gives
+MARKER_NAME = "jaxshard:cut"  # name of marked values in a jaxpr
 T = TypeVar("T")
 
 
 def cut(x: T) -> T:
-    """`x` as it is: under `%%shard pp` a stage may begin with what follows, and none begins where there is no marker.
+    """Mark a point in the model at which a stage may begin under `%%shard pp`, and return `x` unchanged.
 
-    Use what it returns, as in `h = cut(h)` between two layers. At the start or the end of a scanned layer it allows
-    stages to begin at each layer. Everywhere but in a pipeline it does nothing. `--cut` takes its place.
+    With at least one marker in the loss, stages begin at markers only. Use the returned value, as in `h = cut(h)`
+    between two layers. A marker at the start or the end of a scanned layer allows a stage to begin at each layer.
+    Outside of a pipeline the marker has no effect. `--cut` overrides markers.
 
     Args:
-        x: any pytree; its arrays may have any shapes and dtypes.
+        x: Any pytree; its arrays may have any shapes and dtypes.
 
     >>> import jax.numpy as jnp
     >>> cut({"h": jnp.ones(2), "step": 3})
@@ -27,5 +28,6 @@ def cut(x: T) -> T:
 
 
 def _marked(leaf: Any) -> Any:
-    array = isinstance(leaf, Tracer) and isinstance(leaf, jax.Array)  # not a jax.Ref
-    return checkpoint_name(leaf, NAME) if array else leaf
+    # Outside of a trace there is nothing to mark. The tracer of a jax.Ref is no jax.Array.
+    array = isinstance(leaf, Tracer) and isinstance(leaf, jax.Array)
+    return checkpoint_name(leaf, MARKER_NAME) if array else leaf

@@ -1,4 +1,4 @@
-"""The programs of a stage: forward, and backward whole or as input and weight gradients, each a part of one program."""
+"""Programs of a stage: forward pass, backward pass, and its two halves, all cut out of one joint program."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,45 +10,57 @@ import jax.numpy as jnp
 from jax._src.source_info_util import current_name_stack  # jax has no public form
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..gradients.part import Chosen, Part
+from ..gradients.partial_replay import PartialEmitter, PartialReplay
 from ..program.emit import Emitter
-from ..program.flow import made_of, needed
+from ..program.flow import dependents, required_equations
 from ..program.ir import Program, Value
-from ..program.labels import gradient_labels
-from ..program.lines import user_context
-from ..program.replay import retraced
-from ..strategies.hold import Hold
+from ..program.op_labels import label_gradients
+from ..program.replay import retrace
+from ..program.source_lines import user_context
 from ..strategies.layout import Layout, Spec
-from ..strategies.regions.unreduced import Unreduced
-from .halves import in_halves
+from ..strategies.regions.deferred_reductions import DeferredReductions
+from ..strategies.sharded_lowering import ShardedLowering
+from .backward_halves import halve_backward_scans
 from .stages import Stage
 
-End = Value | Literal  # a result of a stage's program
+ProgramOutput = Value | Literal  # a result of a stage's program
 
 
 @dataclass(frozen=True)
-class Slots:
-    """How many arrays of each kind a stage's program takes: parameters, other inputs of the loss, activations from the
-    stage before, the cotangents of what it hands on and of the loss."""
+class InputCounts:
+    """Number of arrays of each kind among the inputs of a stage's joint program.
+
+    Attributes:
+        parameters: Parameters.
+        other_inputs: Other inputs of the loss.
+        incoming: Activations from the stage before.
+        cotangents: Cotangents of outgoing activations, then of the loss.
+    """
 
     parameters: int
-    others: int
-    ins: int
+    other_inputs: int
+    incoming: int
     cotangents: int
 
     @property
-    def given(self) -> int:
-        """Inputs of the forward pass."""
-        return self.parameters + self.others + self.ins
+    def forward(self) -> int:
+        """Number of inputs of the forward pass."""
+        return self.parameters + self.other_inputs + self.incoming
 
 
 class StageProgram:
-    """Forward and backward pass of one stage as one program, `(parameters, others, ins, cotangents)` ->
-    `(outs, gives, cotangents of ins, gradients of parameters)`, and the parts of it that a schedule runs.
+    """Forward and backward pass of one stage as one joint program, and the parts of it that a schedule runs.
 
-    `halved`: its backward loops are two each, for a schedule that runs input and weight gradients by themselves; what
-    the first makes for the second, of all layers, is held between them. `opened`: the program as another one of the
-    same stage has traced it.
+    Signature: `(parameters, other inputs, incoming, cotangents)` -> `(outgoing, loss outputs, cotangents of incoming,
+    gradients of parameters)`.
+
+    Args:
+        loss: The loss, with scoped stages.
+        stage: The stage.
+        examples: Positions of the loss inputs that hold examples.
+        halved_backward: Split backward scans in two, for a schedule with separate input and weight gradients. The
+            results of the first scan for the second, over all layers, are held in memory between the two.
+        opened: The joint program, if another object of the same stage has traced it.
     """
 
     def __init__(
@@ -56,65 +68,68 @@ class StageProgram:
         loss: Program,
         stage: Stage,
         examples: Collection[int],
-        halved: bool = True,
+        halved_backward: bool = True,
         opened: ClosedJaxpr | None = None,
     ):
-        self.stage, self._loss, self.halved = stage, loss, halved
-        self.moving_ins = [k for k, v in enumerate(stage.ins) if _moves(loss, v)]
-        self.moving_outs = [k for k, v in enumerate(stage.outs) if _moves(loss, v)]
-        self.makes_loss = 0 in stage.gives
-        at = loss.closed.in_avals
+        self.stage, self._loss, self.halved_backward = stage, loss, halved_backward
+        self.differentiable_incoming = [k for k, v in enumerate(stage.incoming) if _is_differentiable(loss, v)]
+        self.differentiable_outgoing = [k for k, v in enumerate(stage.outgoing) if _is_differentiable(loss, v)]
+        self.makes_loss = 0 in stage.loss_outputs
+        input_avals = loss.closed.in_avals
         self.avals = [
-            *(at[i] for i in stage.parameters),
-            *(at[i] for i in stage.others),
-            *(loss.avals[v] for v in stage.ins),
-            *(loss.avals[stage.outs[k]] for k in self.moving_outs),
+            *(input_avals[i] for i in stage.parameters),
+            *(input_avals[i] for i in stage.other_inputs),
+            *(loss.avals[v] for v in stage.incoming),
+            *(loss.avals[stage.outgoing[k]] for k in self.differentiable_outgoing),
             *([loss.closed.out_avals[0]] if self.makes_loss else []),
         ]
-        self.slots = Slots(
+        self.input_counts = InputCounts(
             len(stage.parameters),
-            len(stage.others),
-            len(stage.ins),
-            len(self.moving_outs) + self.makes_loss,
+            len(stage.other_inputs),
+            len(stage.incoming),
+            len(self.differentiable_outgoing) + self.makes_loss,
         )
-        self.examples = [k for k, i in enumerate(stage.others) if i in examples]
-        self._opened = retraced(Emitter(Program(self._traced()))) if opened is None else opened
-        first = len(stage.outs) + len(stage.gives)
-        urgent = range(first, first + len(self.moving_ins))
-        self.whole = Program(in_halves(self._opened, urgent) if halved else self._opened)
-        ends = zip(self.whole.outputs, self.whole.closed.jaxpr.outvars, strict=True)
-        self._ends: list[End] = [var if v is None else v for v, var in ends]
+        self.example_positions = [k for k, i in enumerate(stage.other_inputs) if i in examples]
+        # Re-emitted, so that calls are inlined: subprograms are chosen by top-level equations.
+        self._opened = retrace(Emitter(Program(self._trace_joint()))) if opened is None else opened
+        first_cotangent = len(stage.outgoing) + len(stage.loss_outputs)
+        urgent = range(first_cotangent, first_cotangent + len(self.differentiable_incoming))
+        self.joint_program = Program(halve_backward_scans(self._opened, urgent) if halved_backward else self._opened)
+        ends = zip(self.joint_program.outputs, self.joint_program.closed.jaxpr.outvars, strict=True)
+        self._ends: list[ProgramOutput] = [var if v is None else v for v, var in ends]
 
     @cached_property
-    def with_halves(self) -> "StageProgram":
-        """The same stage with its backward loops in two."""
-        if self.halved:
+    def with_halved_backward(self) -> "StageProgram":
+        """The same stage with backward scans split in two."""
+        if self.halved_backward:
             return self
-        examples = {self.stage.others[k] for k in self.examples}
+        examples = {self.stage.other_inputs[k] for k in self.example_positions}
         return StageProgram(self._loss, self.stage, examples, opened=self._opened)
 
-    def _traced(self) -> ClosedJaxpr:
+    def _trace_joint(self) -> ClosedJaxpr:
+        """Trace the forward pass and its VJP as one jaxpr."""
         stage, loss = self.stage, self._loss
-        wanted = [*stage.outs, *(loss.outputs[j] for j in stage.gives)]
-        forward = Part(loss, [v for v in wanted if v is not None], stage.ins)
-        n, m, k = self.slots.parameters, self.slots.others, self.slots.ins
+        forward_values = [*stage.outgoing, *(loss.outputs[j] for j in stage.loss_outputs)]
+        forward = PartialReplay(loss, [v for v in forward_values if v is not None], stage.incoming)
+        n, m, k = self.input_counts.parameters, self.input_counts.other_inputs, self.input_counts.incoming
 
         def run(*args: Any) -> list:
             parameters, others = args[:n], args[n : n + m]
             ins, cotangents = args[n + m : n + m + k], args[n + m + k :]
 
             def differentiable(parameters: Sequence[Any], moving: Sequence[Any]) -> tuple[list, list]:
-                known = dict(zip(stage.ins, ins, strict=True))
-                known.update((stage.ins[i], x) for i, x in zip(self.moving_ins, moving, strict=True))
+                known = dict(zip(stage.incoming, ins, strict=True))
+                known.update((stage.incoming[i], x) for i, x in zip(self.differentiable_incoming, moving, strict=True))
                 inputs: list[Any] = [None] * len(loss.inputs)
-                for i, x in zip((*stage.parameters, *stage.others), (*parameters, *others), strict=True):
+                for i, x in zip((*stage.parameters, *stage.other_inputs), (*parameters, *others), strict=True):
                     inputs[i] = x
                 made = forward(inputs, known)
-                outs, gives = made[: len(stage.outs)], made[len(stage.outs) :]
-                heads = [outs[i] for i in self.moving_outs] + gives[: int(self.makes_loss)]
+                outs, gives = made[: len(stage.outgoing)], made[len(stage.outgoing) :]
+                heads = [outs[i] for i in self.differentiable_outgoing] + gives[: int(self.makes_loss)]
                 return heads, [*outs, *gives]
 
-            moving = [ins[i] for i in self.moving_ins]
+            # Only floating-point activations are differentiated: the cotangent of an integer is a float0 placeholder.
+            moving = [ins[i] for i in self.differentiable_incoming]
             _, back, made = jax.vjp(differentiable, list(parameters), moving, has_aux=True)
             gradients, given_back = back(list(cotangents))
             return [*made, *given_back, *gradients]
@@ -122,168 +137,189 @@ class StageProgram:
         return jax.make_jaxpr(run)(*self.avals)
 
     @cached_property
-    def forward(self) -> "Share":
-        """`(parameters, others, ins)` -> `(outs, gives, kept)`; `kept` is what the backward pass needs of it."""
-        return Share(self.whole, range(self.slots.given), (), [*self.made, *self.kept])
+    def forward(self) -> "Subprogram":
+        """Subprogram `(parameters, other inputs, incoming)` -> `(outgoing, loss outputs, residuals)`."""
+        return Subprogram(
+            self.joint_program, range(self.input_counts.forward), (), [*self.forward_outputs, *self.residuals]
+        )
 
     @cached_property
-    def backward(self) -> "Share":
-        """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, gradients)`."""
-        return Share(self.whole, self._behind, self.kept, [*self.given_back, *self.gradients])
+    def backward(self) -> "Subprogram":
+        """Subprogram `(parameters, other inputs, cotangents, residuals)` -> `(cotangents of incoming, gradients)`."""
+        return Subprogram(
+            self.joint_program, self._backward_inputs, self.residuals, [*self.input_cotangents, *self.gradients]
+        )
 
     @cached_property
-    def input_gradient(self) -> "Share":
-        """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, kept for the weights)`."""
-        return Share(self.whole, self._behind, self.kept, [*self.given_back, *self.kept_for_weights])
+    def input_gradient(self) -> "Subprogram":
+        """Subprogram `(parameters, other inputs, cotangents, residuals)` -> `(cotangents of incoming, weight
+        residuals)`."""
+        return Subprogram(
+            self.joint_program, self._backward_inputs, self.residuals, [*self.input_cotangents, *self.weight_residuals]
+        )
 
     @cached_property
-    def weight_gradient(self) -> "Share":
-        """`(parameters, others, cotangents, kept, kept for the weights)` -> `gradients`."""
-        known = [*self.kept, *self.kept_for_weights]
-        return Share(self.whole, self._behind, known, self.gradients)
+    def weight_gradient(self) -> "Subprogram":
+        """Subprogram `(parameters, other inputs, cotangents, residuals, weight residuals)` -> `gradients`."""
+        known = [*self.residuals, *self.weight_residuals]
+        return Subprogram(self.joint_program, self._backward_inputs, known, self.gradients)
 
-    def share(self, kind: str) -> "Share":
-        """The part that an action of a kind runs: F, B, I or W."""
+    def subprogram(self, kind: str) -> "Subprogram":
+        """Return the subprogram of an action kind: F, B, I or W."""
         if kind == "F":
             return self.forward
         return {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
 
     @property
-    def _behind(self) -> list[int]:
-        """The inputs that are there for the backward pass without being kept for each microbatch."""
-        s = self.slots
-        return [*range(s.parameters + s.others), *range(s.given, s.given + s.cotangents)]
+    def _backward_inputs(self) -> list[int]:
+        """Positions of backward inputs that exist without being stored for each microbatch."""
+        s = self.input_counts
+        return [*range(s.parameters + s.other_inputs), *range(s.forward, s.forward + s.cotangents)]
 
     @property
-    def made(self) -> list[End]:
-        """What the forward pass hands on and gives."""
-        return self._ends[: len(self.stage.outs) + len(self.stage.gives)]
+    def forward_outputs(self) -> list[ProgramOutput]:
+        """Outgoing activations and loss outputs of the forward pass."""
+        return self._ends[: len(self.stage.outgoing) + len(self.stage.loss_outputs)]
 
     @property
-    def given_back(self) -> list[End]:
-        """The cotangents of what came from the stage before."""
-        first = len(self.made)
-        return self._ends[first : first + len(self.moving_ins)]
+    def input_cotangents(self) -> list[ProgramOutput]:
+        """Cotangents of the differentiable incoming activations."""
+        first = len(self.forward_outputs)
+        return self._ends[first : first + len(self.differentiable_incoming)]
 
     @property
-    def gradients(self) -> list[End]:
-        """One for each parameter."""
-        return self._ends[len(self.made) + len(self.moving_ins) :]
+    def gradients(self) -> list[ProgramOutput]:
+        """Gradients, one per parameter."""
+        return self._ends[len(self.forward_outputs) + len(self.differentiable_incoming) :]
 
     @cached_property
-    def kept(self) -> list[Value]:
-        """What the backward pass reads of the forward one and of the stage's `ins`. What is made of parameters alone is
-        made again: it would be kept for every microbatch."""
-        inputs, s = self.whole.inputs, self.slots
-        n = s.parameters + s.others
-        given = set(inputs[n : s.given])
-        after = made_of(self.whole.top, inputs[s.given :])
-        varying = made_of(self.whole.top, given | {inputs[s.parameters + k] for k in self.examples})
-        ends = [*self.given_back, *self.gradients]
-        backward = [e for e in self.whole.top.equations if any(v in after for v in e.outs)]
-        read = dict.fromkeys(v for e in backward for v in e.ins if v is not None)
-        read.update(dict.fromkeys(_values(ends)))
+    def residuals(self) -> list[Value]:
+        """Values of the forward pass, incoming activations included, that the backward pass reads."""
+        # Values computed from parameters alone are recomputed: as residuals they would be stored once per microbatch.
+        inputs, s = self.joint_program.inputs, self.input_counts
+        n = s.parameters + s.other_inputs
+        given = set(inputs[n : s.forward])
+        after = dependents(self.joint_program.top, inputs[s.forward :])
+        varying = dependents(self.joint_program.top, given | {inputs[s.parameters + k] for k in self.example_positions})
+        ends = [*self.input_cotangents, *self.gradients]
+        backward = [e for e in self.joint_program.top.equations if any(v in after for v in e.results)]
+        read = dict.fromkeys(v for e in backward for v in e.operands if v is not None)
+        read.update(dict.fromkeys(_without_literals(ends)))
         return [v for v in read if v not in after and (v in given or (v in varying and v not in inputs))]
 
     @cached_property
-    def input_equations(self) -> set[int]:
-        """The equations of the top level that an input gradient runs."""
-        return needed(self.whole.top, _values(self.given_back), set(self.kept))
+    def input_gradient_equations(self) -> set[int]:
+        """Top-level equations that an input gradient runs."""
+        return required_equations(self.joint_program.top, _without_literals(self.input_cotangents), set(self.residuals))
 
     @cached_property
     def backward_equations(self) -> set[int]:
-        """The equations of the top level that a whole backward pass runs."""
-        ends = [*self.given_back, *self.gradients]
-        return needed(self.whole.top, _values(ends), set(self.kept))
+        """Top-level equations that a full backward pass runs."""
+        ends = [*self.input_cotangents, *self.gradients]
+        return required_equations(self.joint_program.top, _without_literals(ends), set(self.residuals))
 
     @cached_property
-    def kept_for_weights(self) -> list[Value]:
-        """What the weights' gradients, where they run by themselves, read of the equations that the inputs' gradients
-        need."""
-        if not self.halved:
+    def weight_residuals(self) -> list[Value]:
+        """Values computed by the input gradient and read by a separate weight gradient; empty without halved backward
+        scans."""
+        if not self.halved_backward:
             return []
-        first, rest = self.input_equations, self.backward_equations - self.input_equations
-        by_index = {e.index: e for e in self.whole.top.equations}
-        made = {v for i in first for v in by_index[i].outs}
-        read = dict.fromkeys(v for i in sorted(rest) for v in by_index[i].ins if v in made)
-        read.update(dict.fromkeys(v for v in _values(self.gradients) if v in made))
+        first, rest = self.input_gradient_equations, self.backward_equations - self.input_gradient_equations
+        by_index = {e.index: e for e in self.joint_program.top.equations}
+        made = {v for i in first for v in by_index[i].results}
+        read = dict.fromkeys(v for i in sorted(rest) for v in by_index[i].operands if v in made)
+        read.update(dict.fromkeys(v for v in _without_literals(self.gradients) if v in made))
         return list(read)
 
 
 @dataclass(frozen=True)
-class Share:
-    """Some values of a stage's program, from some of its inputs, by position, and from values that another share
-    made."""
+class Subprogram:
+    """A part of a stage's joint program.
 
-    whole: Program
-    inputs: Sequence[int]
-    known: Sequence[Value]
-    wanted: Sequence[End]
+    Attributes:
+        joint_program: The joint program.
+        input_positions: Positions of the program inputs read.
+        known_values: Values read that another subprogram computed.
+        results: Values to compute.
+    """
+
+    joint_program: Program
+    input_positions: Sequence[int]
+    known_values: Sequence[Value]
+    results: Sequence[ProgramOutput]
 
     @property
     def avals(self) -> list[Any]:
-        """Of its arguments."""
-        inputs = self.whole.inputs
-        return [self.whole.avals[v] for v in (*(inputs[i] for i in self.inputs), *self.known)]
+        """Abstract values of the arguments."""
+        inputs = self.joint_program.inputs
+        return [self.joint_program.avals[v] for v in (*(inputs[i] for i in self.input_positions), *self.known_values)]
 
 
-class Runner:
-    """Emits shares of one stage's program: as they are, or held to a layout."""
+class SubprogramRunner:
+    """Emit the subprograms of one stage, with or without the constraints of a layout.
+
+    Args:
+        program: The stage.
+        layout: The layout of the joint program; None for a rank of one device.
+    """
 
     def __init__(self, program: StageProgram, layout: Layout | None):
-        self._program, self._gradients = program.whole, program.gradients
-        kept = [*program.kept, *program.kept_for_weights]
+        self._program, self._gradients = program.joint_program, program.gradients
+        kept = [*program.residuals, *program.weight_residuals]
         if layout is None:
-            self._emitter: PlainParts | HeldParts = PlainParts(program.whole)
+            self._emitter: PlainSubprograms | ShardedSubprograms = PlainSubprograms(program.joint_program)
         else:
             of = {v: k for k, v in enumerate(program.gradients) if isinstance(v, Value)}
-            named = gradient_labels(program.whole, layout.flow, of)
-            self._emitter = HeldParts(layout, named, handed_on=kept, waiting=list(of))
+            named = label_gradients(program.joint_program, layout.flow, of)
+            self._emitter = ShardedSubprograms(layout, named, external_reads=kept, accepts_partial=list(of))
 
     @property
-    def hold(self) -> Hold | None:
-        """What holds the program to its layout; None where it runs as it is."""
-        return self._emitter if isinstance(self._emitter, HeldParts) else None
+    def lowering(self) -> ShardedLowering | None:
+        """The emitter with the layout; None without a layout."""
+        return self._emitter if isinstance(self._emitter, ShardedSubprograms) else None
 
-    def parts_spec(self, k: int) -> Spec | None:
-        """Where the gradient of parameter k lies in parts, one for each shard of the examples, along a dimension before
-        its own; None where it comes summed."""
+    def partial_sum_spec(self, k: int) -> Spec | None:
+        """Return the spec of the gradient of parameter k as partial sums; None for a complete gradient.
+
+        Partial sums have a leading dimension with one entry per shard of the examples.
+        """
         value = self._gradients[k]
-        if not isinstance(self._emitter, HeldParts) or not isinstance(value, Value):
+        if not isinstance(self._emitter, ShardedSubprograms) or not isinstance(value, Value):
             return None
-        return self._emitter.region(Unreduced).lies(value)
+        return self._emitter.region(DeferredReductions).boundary_spec(value)
 
-    def summed(self, k: int, x: Any) -> Any:
-        """The gradient of parameter k, of which `x` are the parts."""
+    def reduce_partial_sums(self, k: int, x: Any) -> Any:
+        """Reduce the partial sums `x` to the gradient of parameter k."""
         value = self._gradients[k]
-        assert isinstance(self._emitter, HeldParts)
+        assert isinstance(self._emitter, ShardedSubprograms)
         assert isinstance(value, Value)
-        made = next(e.eqn.source_info for e in self._program.top.equations if value in e.outs)
+        # The all-reduce gets the source line of the equation that makes the gradient, not the line of this call.
+        made = next(e.jaxpr_eqn.source_info for e in self._program.top.equations if value in e.results)
         with user_context(made.traceback, name_stack=current_name_stack() + made.name_stack):
-            return self._emitter.region(Unreduced).parts.reduced(x, value, x.dtype)
+            return self._emitter.region(DeferredReductions).partial_sums.reduce(x, value, x.dtype)
 
-    def __call__(self, share: Share, args: Sequence[Any]) -> list:
-        """The values that `share` makes of its inputs and of what is known."""
+    def __call__(self, share: Subprogram, args: Sequence[Any]) -> list:
+        """Emit `share` on its inputs and known values, in this order."""
         inputs: list[Any] = [None] * len(self._program.inputs)
-        for i, x in zip(share.inputs, args, strict=False):
+        for i, x in zip(share.input_positions, args, strict=False):
             inputs[i] = x
-        known = dict(zip(share.known, args[len(share.inputs) :], strict=True))
-        self._emitter.choose([v for v in share.wanted if isinstance(v, Value)], share.known)
+        known = dict(zip(share.known_values, args[len(share.input_positions) :], strict=True))
+        self._emitter.choose([v for v in share.results if isinstance(v, Value)], share.known_values)
         made = iter(self._emitter.make(inputs, known))
-        return [next(made) if isinstance(v, Value) else jnp.asarray(v.val) for v in share.wanted]
+        return [next(made) if isinstance(v, Value) else jnp.asarray(v.val) for v in share.results]
 
 
-class PlainParts(Chosen, Emitter):
-    """Emits parts of a program as they are."""
+class PlainSubprograms(PartialEmitter, Emitter):
+    """Emitter of subprograms without a layout."""
 
 
-class HeldParts(Chosen, Hold):
-    """Emits parts of a program held to a layout."""
+class ShardedSubprograms(PartialEmitter, ShardedLowering):
+    """Emitter of subprograms with the constraints of a layout."""
 
 
-def _moves(loss: Program, v: Value) -> bool:
+def _is_differentiable(loss: Program, v: Value) -> bool:
     return bool(jnp.issubdtype(loss.avals[v].dtype, jnp.inexact))
 
 
-def _values(ends: Sequence[End]) -> list[Value]:
+def _without_literals(ends: Sequence[ProgramOutput]) -> list[Value]:
     return [v for v in ends if isinstance(v, Value)]

@@ -1,4 +1,4 @@
-"""What a rank runs beside its stages' actions, as jobs: before them, after them, and the rest of the step."""
+"""Programs of a rank other than its stages' actions: before them, after them, and for the outer program."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -6,39 +6,45 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..gradients.accumulate import summed_in
-from ..gradients.part import Part
-from ..gradients.rows import rows_of
-from ..gradients.rows import split as in_microbatches
+from ..gradients.accumulate import accumulation_dtype
+from ..gradients.partial_replay import PartialReplay
+from ..gradients.rows import microbatch_rows
+from ..gradients.rows import split_microbatches as in_microbatches
 from ..program.ir import Program, Value
-from ..program.labels import GRADIENT
-from .homes import Homes
-from .jobs import Job, shape_of
+from ..program.op_labels import GRADIENT
+from .equation_groups import EquationGroup
+from .jobs import CompileJob, shape_dtype_of
 from .loss_stages import LossStages
-from .places import Group
-from .programs import HeldParts, PlainParts
+from .programs import PlainSubprograms, ShardedSubprograms
+from .shardings import StepShardings
 from .stage_jobs import StageJobs
-from .stages import inputs_read
+from .stages import input_positions_read
 
 
-class Whole:
-    """What is made of the whole batch: the sums that a microbatch's loss needs, and results of its gradient call."""
+class FullBatchValues:
+    """Computations on the full batch: sums needed by the loss of a microbatch, and results of the gradient call.
+
+    No layout constrains them: they combine a few numbers.
+
+    Args:
+        loss: The loss.
+    """
 
     def __init__(self, loss: LossStages):
         self._loss, self._call = loss, loss.call
-        self._norms = list(self._call.followed.norms.values())
+        self._norms = list(self._call.followed.full_batch_values.values())
         outputs, program = self._call.outputs, self._call.large
         outs = [v for j, v in enumerate(program.outputs) if v is not None and j not in outputs.carried]
-        self._norm_operands = inputs_read(program, self._norms, ())
-        self._out_operands = inputs_read(program, outs, outputs.how)
-        self.norms_read = self._values(self._norm_operands)
-        self.outs_read = self._values(self._out_operands)
+        self._norm_operands = input_positions_read(program, self._norms, ())
+        self._out_operands = input_positions_read(program, outs, outputs.combinations)
+        self.norm_inputs = self._values(self._norm_operands)
+        self.result_inputs = self._values(self._out_operands)
 
     def _values(self, operands: Sequence[int]) -> list[Value]:
         return [v for k in operands for v in self._loss.operands[k].values]
 
-    def _given(self, operands: Sequence[int], arrays: Sequence[Any]) -> list:
-        """The operands of the loss, of which these come as `arrays`, some in pieces."""
+    def _loss_operands(self, operands: Sequence[int], arrays: Sequence[Any]) -> list:
+        """Return all operands of the loss, None where absent; operands in pieces are concatenated."""
         given: list[Any] = [None] * len(self._call.large.inputs)
         rest = iter(arrays)
         for k in operands:
@@ -46,50 +52,71 @@ class Whole:
             given[k] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return given
 
-    def norms(self, arrays: Sequence[Any]) -> list:
-        """The sums, from the values `norms_read`."""
-        return Part(self._call.large, self._norms)(self._given(self._norm_operands, arrays))
+    def compute_norms(self, arrays: Sequence[Any]) -> list:
+        """Compute the sums from the values `norm_inputs`."""
+        return PartialReplay(self._call.large, self._norms)(self._loss_operands(self._norm_operands, arrays))
 
     def results(self, arrays: Sequence[Any], given: Sequence[Sequence[Any]]) -> list:
-        """The results of the gradient call but gradients and state, from the values `outs_read` and from what each
-        microbatch gave of each of `Outputs.given`."""
+        """Compute the results of the gradient call except gradients and state.
+
+        Args:
+            arrays: The values `result_inputs`.
+            given: For each loss output, the arrays of all microbatches.
+        """
         call = self._call
         sums, stacked = [], []
         for xs, is_sum in zip(given, call.is_sum, strict=True):
             if is_sum:
-                sums.append(_sum(xs))
+                sums.append(_wide_sum(xs))
             else:
                 stacked.append(jnp.stack(xs))
         state = [None] * len(call.outputs.carried)
-        operands = self._given(self._out_operands, arrays)
+        operands = self._loss_operands(self._out_operands, arrays)
         outs = call.outputs.whole(operands, call.values(sums, stacked), state)
         return [x for j, x in enumerate(outs) if j not in call.outputs.carried]
 
 
-def _sum(xs: Sequence[Any]) -> Any:
-    wide = summed_in(xs[0].dtype)
+def _wide_sum(xs: Sequence[Any]) -> Any:
+    """Add up arrays in the dtype for sums over microbatches, float32 for shorter ones."""
+    wide = accumulation_dtype(xs[0].dtype)
     return sum((x.astype(wide) for x in xs[1:]), xs[0].astype(wide))
 
 
-class Prepared:
-    """What a rank's stages of one loss read beside parameters and activations, and the zeros that they add gradients
-    to. `stages`: all of the schedule.
+class PrepareJob:
+    """Job that runs before the actions of one loss: other inputs of the stages, and zeros for the sums of gradients.
 
-    `others[s]`: of each other input of stage s its value around the gradient call, or its place among what the job
-    makes. `reads`: the values that the job takes.
+    Args:
+        loss: The loss.
+        homes: Shardings of the step.
+        stages: All stages of the schedule.
+        rank: The rank.
+        full_batch: Computations on the full batch.
+
+    Attributes:
+        input_sources: For each stage, the source of each other input: ("value", outer value) or ("made", position in
+            the results).
+        inputs: Outer values read by the job.
+        job: The program.
     """
 
-    def __init__(self, loss: LossStages, homes: Homes, stages: Sequence[StageJobs], rank: int, whole: Whole):
-        self._loss, self._whole = loss, whole
-        mine = loss.stages_of[rank]
-        self._making: list[tuple[str, int]] = []  # what is made: the kind, and which
-        self.others: dict[int, list[tuple[str, int]]] = {}
+    def __init__(
+        self,
+        loss: LossStages,
+        homes: StepShardings,
+        stages: Sequence[StageJobs],
+        rank: int,
+        full_batch: FullBatchValues,
+    ):
+        self._loss, self._full_batch = loss, full_batch
+        own_stages = loss.stages_by_rank[rank]
+        self._making: list[tuple[str, int]] = []  # kind and position of each computed input
+        self.input_sources: dict[int, list[tuple[str, int]]] = {}
         outs: list[Any] = []
         sources: dict[Value, None] = {}
-        for s in mine:
-            others = self.others[s] = []
-            for i, sharding in zip(stages[s].program.stage.others, stages[s].others, strict=True):
-                kind, which = self._source(i)
+        for s in own_stages:
+            others = self.input_sources[s] = []
+            for i, sharding in zip(stages[s].program.stage.other_inputs, stages[s].other_shardings, strict=True):
+                kind, which = self._input_source(i)
                 if kind == "value":
                     others.append((kind, which))
                     continue
@@ -99,122 +126,157 @@ class Prepared:
                 if kind == "examples":
                     sources[self._operand_value(which)] = None
                 elif kind == "norm":
-                    sources.update(dict.fromkeys(whole.norms_read))
-        self.reads = list(sources)
-        self._sums = [a for s in mine for a in stages[s].sums]
-        zeros = [at for s in mine for at in stages[s].sums_at]
-        avals = [shape_of(homes.split.around.program.avals[v]) for v in self.reads]
-        at = [homes.sharding(v, rank) for v in self.reads]
-        self.job = Job(self.prepare, (avals,), (at,), (outs, zeros))
+                    sources.update(dict.fromkeys(full_batch.norm_inputs))
+        self.inputs = list(sources)
+        self._sums = [a for s in own_stages for a in stages[s].sum_avals]
+        zeros = [at for s in own_stages for at in stages[s].sum_shardings]
+        avals = [shape_dtype_of(homes.split.outer.program.avals[v]) for v in self.inputs]
+        at = [homes.sharding(v, rank) for v in self.inputs]
+        self.job = CompileJob(self.prepare, (avals,), (at,), (outs, zeros))
 
-    def _source(self, i: int) -> tuple[str, int]:
+    def _input_source(self, i: int) -> tuple[str, int]:
+        """Return the kind of a loss input ("rows", "norm", "examples" or "value"), and its position or outer value."""
         loss = self._loss
-        operand = loss.cut.pieces[i].operand
+        operand = loss.split_loss.pieces[i].operand
         if operand == 0:
             return "rows", 0
-        if operand < loss.first:
+        if operand < loss.first_operand:
             return "norm", operand - 1
-        if operand - loss.first in loss.call.batch:
-            return "examples", operand - loss.first
-        return "value", loss.input_of[i]
+        if operand - loss.first_operand in loss.call.batch:
+            return "examples", operand - loss.first_operand
+        return "value", loss.input_values[i]
 
     def _operand_value(self, k: int) -> Value:
         (v,) = self._loss.operands[k].values
         return v
 
     def prepare(self, arrays: Sequence[Any]) -> tuple[list, list]:
-        """What stages read, from the values `reads`, and zeros."""
-        call, known = self._loss.call, dict(zip(self.reads, arrays, strict=True))
+        """Compute what the stages read from the outer values `inputs`, and the zeros."""
+        call, values = self._loss.call, dict(zip(self.inputs, arrays, strict=True))
         cut = call.cut
         norms: list[Any] = []
         if any(kind == "norm" for kind, _ in self._making):
-            norms = self._whole.norms([known[v] for v in self._whole.norms_read])
-        made = []
+            norms = self._full_batch.compute_norms([values[v] for v in self._full_batch.norm_inputs])
+        produced = []
         for kind, which in self._making:
             if kind == "rows":
-                made.append(rows_of(cut.examples, cut.microbatches, cut.shards))
+                produced.append(microbatch_rows(cut.examples, cut.microbatches, cut.shards))
             elif kind == "norm":
-                made.append(norms[which])
+                produced.append(norms[which])
             else:
-                x = known[self._operand_value(which)]
-                made.append(in_microbatches(x, call.batch[which], cut.microbatches, cut.shards))
-        return made, [jnp.zeros(a.shape, a.dtype) for a in self._sums]
+                x = values[self._operand_value(which)]
+                produced.append(in_microbatches(x, call.batch[which], cut.microbatches, cut.shards))
+        return produced, [jnp.zeros(a.shape, a.dtype) for a in self._sums]
 
 
-class Settled:
-    """The gradients of one loss that a rank owns, from the sums of its own stages and from those of others that read a
-    parameter. `stages`: all of the schedule.
+class SettleJob:
+    """Job that runs after the actions of one loss: the gradients owned by a rank, from sums of all stages that read
+    them.
 
-    `owned`: the inputs of the loss whose gradients these are. `sums`: what they are made of, in the order in which the
-    job takes it: of which input of the loss, in which stage, and of which of its parameters. `own`: the stages and
-    positions of the sums that stay. `sent[rank]`: those that go to another. `received`: the ranks that send to this
-    one.
+    Args:
+        loss: The loss.
+        homes: Shardings of the step.
+        stages: All stages of the schedule.
+        rank: The rank.
+
+    Attributes:
+        owned_inputs: Loss inputs with gradients on this rank.
+        sum_sources: Arguments of the job in order: loss input, stage, and position among the parameters of the stage.
+        local_sums: Stage and position of the sums that stay on this rank.
+        sent_sums: For each other rank, stage and position of the sums sent to it.
+        sending_ranks: Ranks that send sums to this one.
+        job: The program.
     """
 
-    def __init__(self, loss: LossStages, homes: Homes, stages: Sequence[StageJobs], rank: int):
-        pieces = loss.cut.program.closed.in_avals
+    def __init__(self, loss: LossStages, homes: StepShardings, stages: Sequence[StageJobs], rank: int):
+        pieces = loss.split_loss.program.closed.in_avals
         self.loss = loss
-        self.owned = [i for i in loss.gradient_of if loss.owner(i) == rank]
-        self.sums: list[tuple[int, int, int]] = []
-        self.sent: dict[int, list[tuple[int, int]]] = {}
+        self.owned_inputs = [i for i in loss.gradient_values if loss.owner_rank(i) == rank]
+        self.sum_sources: list[tuple[int, int, int]] = []
+        self.sent_sums: dict[int, list[tuple[int, int]]] = {}
         self._stages = stages
-        avals, at, makers = [], [], []
-        stages_of = loss.stages_of
-        for maker in sorted(range(len(stages_of)), key=lambda r: r != rank):
-            for s in stages_of[maker]:
+        avals, at, source_ranks = [], [], []
+        stages_of = loss.stages_by_rank
+        # Own sums first, then those of other ranks: the order in which `RankRun._settle_loss` collects them.
+        for source_rank in sorted(range(len(stages_of)), key=lambda r: r != rank):
+            for s in stages_of[source_rank]:
                 jobs = stages[s]
                 for k, i in enumerate(jobs.program.stage.parameters):
-                    owner = loss.owner(i)
+                    owner = loss.owner_rank(i)
                     if owner == rank:
-                        self.sums.append((i, s, k))
-                        makers.append(maker)
-                        avals.append(jobs.sums[k])
-                        at.append(homes.at(rank, jobs.sums_at[k].spec))
-                    elif maker == rank:
-                        self.sent.setdefault(owner, []).append((s, k))
-        self.own = [(s, k) for (_, s, k), maker in zip(self.sums, makers, strict=True) if maker == rank]
-        self.received = [maker for maker in dict.fromkeys(makers) if maker != rank]
-        self._avals = [shape_of(pieces[i]) for i in self.owned]
-        values = [loss.gradient_of[i] for i in self.owned]
+                        self.sum_sources.append((i, s, k))
+                        source_ranks.append(source_rank)
+                        avals.append(jobs.sum_avals[k])
+                        at.append(homes.on_rank(rank, jobs.sum_shardings[k].spec))
+                    elif source_rank == rank:
+                        self.sent_sums.setdefault(owner, []).append((s, k))
+        self.local_sums = [
+            (s, k) for (_, s, k), maker in zip(self.sum_sources, source_ranks, strict=True) if maker == rank
+        ]
+        self.sending_ranks = [maker for maker in dict.fromkeys(source_ranks) if maker != rank]
+        self._avals = [shape_dtype_of(pieces[i]) for i in self.owned_inputs]
+        values = [loss.gradient_values[i] for i in self.owned_inputs]
         outs = [homes.sharding(v, rank) for v in values]
-        self.job = Job(self.settle, (avals,), (at,), outs)
+        self.job = CompileJob(self.settle, (avals,), (at,), outs)
 
     def settle(self, sums: Sequence[Any]) -> list:
-        """The gradients of `owned`, from `sums`."""
+        """Compute the gradients of `owned_inputs` from `sums`."""
         total: dict[int, Any] = {}
-        for (i, s, k), parts in zip(self.sums, sums, strict=True):
-            with jax.named_scope(f"{GRADIENT}.{self.owned.index(i)}"):
-                x = self._stages[s].summed(k, parts)
+        for (i, s, k), parts in zip(self.sum_sources, sums, strict=True):
+            with jax.named_scope(f"{GRADIENT}.{self.owned_inputs.index(i)}"):
+                x = self._stages[s].reduce_partial_sums(k, parts)
             total[i] = total[i] + x if i in total else x
         return [
             total[i].astype(a.dtype) if i in total else jnp.zeros(a.shape, a.dtype)
-            for i, a in zip(self.owned, self._avals, strict=True)
+            for i, a in zip(self.owned_inputs, self._avals, strict=True)
         ]
 
 
 def group_job(
-    program: Program, hold: HeldParts | None, group: Group, homes: Homes, taken: Collection[Value]
-) -> tuple[Job, list[Value], list[Value]]:
-    """The job of a group of the step's equations, the values that it reads, and those that it takes over. `hold` holds
-    the equations of all groups to their layout, one group at a time, as jobs are lowered; None where a rank is one
-    device."""
-    emitter = PlainParts(program) if hold is None else hold
-    place = {v: i for i, v in enumerate(program.inputs)}
-    made_elsewhere = [v for v in group.reads if v not in place]
-    kept, given = [v for v in group.reads if v not in taken], [v for v in group.reads if v in taken]
+    program: Program,
+    lowering: ShardedSubprograms | None,
+    group: EquationGroup,
+    homes: StepShardings,
+    donatable: Collection[Value],
+) -> tuple[CompileJob, list[Value], list[Value]]:
+    """Build the job of one equation group.
+
+    Args:
+        program: The outer program.
+        lowering: Emitter with the layout of all groups. One group at a time is chosen, when its job is lowered. None
+            for ranks of one device.
+        group: The group.
+        homes: Shardings of the step.
+        donatable: Values with memory that may be reused.
+
+    Returns:
+        The job, the values that it reads without donation, and the donated values.
+    """
+    emitter = PlainSubprograms(program) if lowering is None else lowering
+    input_positions = {v: i for i, v in enumerate(program.inputs)}
+    other_values = [v for v in group.inputs if v not in input_positions]
+    retained, donated = ([v for v in group.inputs if v not in donatable], [v for v in group.inputs if v in donatable])
 
     def update(kept_arrays: list, given_arrays: list) -> list:
         inputs: list[Any] = [None] * len(program.inputs)
-        known = dict(zip((*kept, *given), (*kept_arrays, *given_arrays), strict=True))
+        known = dict(zip((*retained, *donated), (*kept_arrays, *given_arrays), strict=True))
         for v, x in known.items():
-            if v in place:
-                inputs[place[v]] = x
-        emitter.choose(group.wanted, made_elsewhere)
+            if v in input_positions:
+                inputs[input_positions[v]] = x
+        # At trace time: all groups share one emitter.
+        emitter.choose(group.outputs, other_values)
         return emitter.make(inputs, known)
 
-    def of(values: Sequence[Value]) -> tuple[list, list]:
-        return [shape_of(program.avals[v]) for v in values], [homes.sharding(v, group.place) for v in values]
+    def avals_and_shardings(values: Sequence[Value]) -> tuple[list, list]:
+        return [shape_dtype_of(program.avals[v]) for v in values], [homes.sharding(v, group.rank) for v in values]
 
-    (kept_avals, kept_at), (given_avals, given_at) = of(kept), of(given)
-    _, outs = of(group.wanted)
-    return Job(update, (kept_avals, given_avals), (kept_at, given_at), outs, (1,)), kept, given
+    (retained_avals, retained_shardings), (donated_avals, donated_shardings) = (
+        avals_and_shardings(retained),
+        avals_and_shardings(donated),
+    )
+    _, outs = avals_and_shardings(group.outputs)
+    return (
+        CompileJob(update, (retained_avals, donated_avals), (retained_shardings, donated_shardings), outs, (1,)),
+        retained,
+        donated,
+    )

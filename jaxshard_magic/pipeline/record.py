@@ -1,4 +1,4 @@
-"""What was measured of one step in a pipeline, as plain data, and what its actions and transfers took."""
+"""Measurements of one pipelined step as plain data, and durations of its actions and transfers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,19 @@ from statistics import fmean, median_low
 
 from ..errors import ShardError
 from ..schedule import Action, Costs, Schedule
-from ..schedule.actions import parse_step
+from ..schedule.actions import parse_entry
 
 
 @dataclass(frozen=True)
-class Event:
-    """One action of a rank, `2F0`, in seconds from the step's start. Parts of a fused action have an event each."""
+class ActionEvent:
+    """One executed action; parts of a fused action have one event each.
+
+    Attributes:
+        rank: The rank.
+        action: The action as text, `2F0`.
+        start: Seconds from the start of the step.
+        end: Seconds from the start of the step.
+    """
 
     rank: int
     action: str
@@ -21,10 +28,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Handover:
-    """A stage's result for one microbatch on its way to a stage of another rank, in seconds from the step's start.
+    """Transfer of a stage's result for one microbatch to a stage on another rank.
 
-    `sent`: when the program that made it had ended. `arrived`: when the receiver saw that it was there, which is later
-    than it came where the receiver was busy.
+    Attributes:
+        from_stage: The sending stage.
+        to_stage: The receiving stage.
+        microbatch: The microbatch.
+        sent: Seconds from the start of the step to the end of the producing program.
+        arrived: Seconds from the start of the step until the receiver noticed the arrival. A busy receiver notices
+            late.
     """
 
     from_stage: int
@@ -35,108 +47,117 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """One timed step of a pipeline.
 
-    `peaks`: of each rank, the most activations that it held, one for each microbatch of each stage. `seconds`: of the
-    whole step, with what runs before and after the actions.
+    Attributes:
+        schedule: The schedule.
+        events: All actions.
+        handovers: All transfers between ranks.
+        peaks: For each rank, the maximum number of activations held, one per microbatch and stage.
+        seconds: Duration of the complete step, including work before and after the actions.
     """
 
     schedule: Schedule
-    events: tuple[Event, ...]
+    events: tuple[ActionEvent, ...]
     handovers: tuple[Handover, ...]
     peaks: tuple[int, ...]
     seconds: float
 
     @property
     def start(self) -> float:
-        """When the first action starts, in seconds from the step's start."""
-        return min(event.start for event in self._timed())
+        """Start of the first action, in seconds from the start of the step."""
+        return min(event.start for event in self._require_events())
 
     @property
     def makespan(self) -> float:
         """Seconds from the first start of an action to the last end."""
-        return max(event.end for event in self._timed()) - self.start
+        return max(event.end for event in self._require_events()) - self.start
 
     @property
-    def work(self) -> tuple[float, ...]:
-        """The seconds that each rank was busy with actions."""
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Seconds that each rank was busy with actions."""
         busy = [0.0] * self.schedule.stages
         for event in self.events:
             busy[event.rank] += event.end - event.start
         return tuple(busy)
 
     def bubble(self) -> float:
-        """The share of all ranks' time, 0 to 1, between the first start and the last end, in which they ran no action.
+        """Return the idle fraction of all ranks, 0 to 1, between the first start and the last end of an action.
 
-        Raises ShardError for a run without events.
+        Raises:
+            ShardError: The run has no events.
         """
         time = self.schedule.stages * self.makespan
-        return max(0.0, 1 - sum(self.work) / time) if time else 0.0
+        return max(0.0, 1 - sum(self.busy_seconds) / time) if time else 0.0
 
     def costs(self, split: Sequence[float] | None = None, alike: Sequence[Hashable] | None = None) -> Costs:
-        """What each stage's actions took, in seconds: medians over the microbatches, so that a slow one does not count.
+        """Return the seconds of each stage's actions: medians over the microbatches, robust against a slow one.
 
-        A transfer takes as long as the quickest one over that boundary, since a receiver may look late. Where a stage's
-        result goes both forward and back, its transfer is the mean of both.
+        A transfer counts with its fastest instance per boundary. A stage that sends forward and backward gets the mean
+        of both directions.
 
         Args:
-            split: of each stage, the share of a whole backward pass, 0 to 1, that is its input gradient; where the
-                stage runs the halves, they are measured. By default half, and none of a loss's first stage.
-            alike: of each stage, what it shares with those that run the same programs and no other: medians are over
-                the events of all of them. By default every stage is by itself.
+            split: For each stage, the input gradient's share of a full backward pass, 0 to 1. Measured halves take
+                precedence. By default 0.5, and 0 for the first stage of a loss.
+            alike: For each stage, a key shared by all stages with the same programs; medians pool their events. By
+                default each stage has a key of its own.
 
-        Raises ShardError for lists of another length, and where a stage has no event of one of its passes.
+        Raises:
+            ShardError: A list has another length, or a stage has no event of one of its passes.
         """
         stages = self.schedule.all_stages
-        first = range(0, stages, self.schedule.stages_of_loss)
+        first = range(0, stages, self.schedule.stages_per_loss)
+        # The first stage of a loss has no input gradient: no stage is before it.
         shares = [0.0 if s in first else 0.5 for s in range(stages)] if split is None else list(split)
         if len(shares) != stages:
-            raise ShardError(
-                f"split has {len(shares)} shares for {stages} stages; write one per stage, or None"
-            )
+            raise ShardError(f"split has {len(shares)} shares for {stages} stages; write one per stage, or None")
         if alike is not None and len(alike) != stages:
-            raise ShardError(
-                f"alike has {len(alike)} entries for {stages} stages; write one per stage, or None"
-            )
-        times = _together(self._times(), range(stages) if alike is None else alike)
+            raise ShardError(f"alike has {len(alike)} entries for {stages} stages; write one per stage, or None")
+        times = _pool_by_program(self._times(), range(stages) if alike is None else alike)
         backward = [_backward(times, stage, share) for stage, share in enumerate(shares)]
-        sent = [[t for (sender, _), t in self._quickest().items() if sender == s] for s in range(stages)]
+        transfer_seconds = [
+            [t for (sender, _), t in self._quickest_transfers().items() if sender == s] for s in range(stages)
+        ]
         return Costs(
             [_median(times, stage, "F") for stage in range(stages)],
             [input_grad for input_grad, _ in backward],
             [weight_grad for _, weight_grad in backward],
-            [fmean(both) if both else 0.0 for both in sent],
+            [fmean(both) if both else 0.0 for both in transfer_seconds],
         )
 
-    def transfers(self) -> tuple[float | None, ...]:
-        """What each boundary between a stage and the next takes, in seconds, the mean of both ways; None where nothing
-        was handed over, as between stages of one rank."""
+    def boundary_seconds(self) -> tuple[float | None, ...]:
+        """Return the seconds per boundary between consecutive stages, the mean of both directions; None without a
+        transfer.
+
+        Consecutive stages on one rank have no transfer.
+        """
         stages = self.schedule.all_stages
-        quickest = self._quickest()
+        quickest = self._quickest_transfers()
         ways = [[quickest.get((s, s + 1)), quickest.get((s + 1, s))] for s in range(stages - 1)]
         known = [[seconds for seconds in both if seconds is not None] for both in ways]
         return tuple(fmean(both) if both else None for both in known)
 
-    def _timed(self) -> tuple[Event, ...]:
+    def _require_events(self) -> tuple[ActionEvent, ...]:
         if not self.events:
             raise ShardError("this run of a pipeline has no events: it was not timed")
         return self.events
 
     def _times(self) -> dict[tuple[int, str], list[float]]:
-        """The seconds of each stage's actions of each kind."""
+        """Return the seconds of each stage's actions by kind."""
         times: dict[tuple[int, str], list[float]] = {}
         for event in self.events:
-            action = parse_step(event.action)
+            action = parse_entry(event.action)
             assert isinstance(action, Action), "parts of a fused action have an event each"
             times.setdefault((action.stage, action.kind), []).append(event.end - event.start)
         return times
 
-    def _quickest(self) -> dict[tuple[int, int], float]:
-        """Seconds of the quickest transfer from each stage to another."""
+    def _quickest_transfers(self) -> dict[tuple[int, int], float]:
+        """Return the seconds of the fastest transfer per pair of stages."""
         quickest: dict[tuple[int, int], float] = {}
         for each in self.handovers:
             way, seconds = (each.from_stage, each.to_stage), max(0.0, each.arrived - each.sent)
+            # The fastest instance, since a busy receiver notices an arrival late.
             quickest[way] = min(seconds, quickest.get(way, seconds))
         return quickest
 
@@ -144,8 +165,8 @@ class Run:
 _Times = Mapping[tuple[int, str], Sequence[float]]
 
 
-def _together(times: _Times, alike: Sequence[Hashable]) -> _Times:
-    """For each stage that has some the times of all stages like it."""
+def _pool_by_program(times: _Times, alike: Sequence[Hashable]) -> _Times:
+    """Give each stage the times of all stages with the same key."""
     groups: dict[tuple[Hashable, str], list[float]] = {}
     for (stage, kind), each in times.items():
         groups.setdefault((alike[stage], kind), []).extend(each)
@@ -159,9 +180,10 @@ def _median(times: _Times, stage: int, kind: str) -> float:
 
 
 def _backward(times: _Times, stage: int, share: float) -> tuple[float, float]:
-    """The input and the weight gradient of a stage, of which `share` is the former where it only runs both in one.
+    """Return the seconds of the input gradient and of the weight gradient of a stage.
 
-    Where it does both, the halves say how it divides, and both together how long it takes.
+    A stage with full backward passes only is divided by `share`. With both kinds, the measured halves give the ratio,
+    and all passes together the total.
     """
     whole, halved = len(times.get((stage, "B"), ())), len(times.get((stage, "I"), ()))
     halves = (_median(times, stage, "I"), _median(times, stage, "W")) if halved or not whole else (0.0, 0.0)

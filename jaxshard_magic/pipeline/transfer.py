@@ -1,4 +1,11 @@
-"""Arrays handed from the devices of one rank to those of another, again and again, with little work a call."""
+"""Repeated copies of arrays between devices of two ranks, with little work per call.
+
+Footguns:
+- `jax.device_put` to the same devices shares memory, even with `may_alias=False`; with numpy arrays, too.
+- An array of a failed program is ready and has an address. Only `block_until_ready` raises.
+- On CPU with jax 0.10, a program with an unavailable input runs in a thread of the runtime instead of the caller's,
+  about 20 us later.
+"""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -11,140 +18,170 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-try:  # what jax.device_put ends in, at a tenth of its price; jax has no public form
+# Private API: the runtime functions that jax.device_put calls, at a tenth of its cost.
+try:
     from jax._src.lib import xla_client as _runtime  # pyright: ignore[reportPrivateImportUsage]
 
-    _copied = _runtime.batched_copy_array_to_devices_with_sharding
-    _assembled = _runtime.batched_device_put
-    _ALWAYS, _DeviceList = _runtime.ArrayCopySemantics.ALWAYS_COPY, _runtime.DeviceList
+    _batched_copy = _runtime.batched_copy_array_to_devices_with_sharding
+    _batched_put = _runtime.batched_device_put
+    _ALWAYS_COPY, _DeviceList = _runtime.ArrayCopySemantics.ALWAYS_COPY, _runtime.DeviceList
 except (ImportError, AttributeError):
     _runtime = None
 
-Way = Callable[[jax.Array], jax.Array]
-_SMALL = 2**16  # bytes that are copied in less time than the runtime takes to wake the thread that copies
+CopyFunction = Callable[[jax.Array], jax.Array]
+_SMALL_BYTES = 2**16  # copied in less time than the runtime takes to wake its copying thread
 
 
-class Route:
-    """Moves lists of arrays to `targets`, one sharding each, without waiting until they are computed.
+class ArrayTransfer:
+    """Copy lists of arrays to target shardings, without waiting for their values.
 
-    The first call goes by `jax.device_put` and works out how later ones go. Arrays with the types and shardings of the
-    first are moved as they lie, all in one call of the runtime; those that are to be cut otherwise over as many devices
-    are cut before they leave, all by one program. The rest goes by `jax.device_put`, which may wait for the values:
-    numpy's arrays, another shape, another number of devices to be cut over, random keys.
+    The first call uses `jax.device_put` and plans all later ones. Arrays with the types and shardings of the first call
+    are copied shard by shard, all in one call of the runtime. Arrays that need another division over the same number of
+    devices are resharded by one program before they leave. Anything else uses `jax.device_put`, which may wait for
+    values: numpy arrays, other shapes, another number of devices to divide over, random keys.
 
-    An array that is at its target is returned as it is. One whose target is the same devices under another name shares
-    its memory; any other result shares none with what was given, which may be deleted or donated at once. Several
-    threads may call, but the program that cuts runs on the devices that the arrays come from: where there is one, the
-    thread that runs programs there must be the one that calls.
+    An array at its target is returned unchanged. A target with the same devices under another name shares memory. All
+    other results share no memory with the input, which may be deleted or donated at once.
 
-    `of_programs`: what is given are outputs of compiled programs, which lie as XLA lays arrays out by default. On
-    simulated devices, small ones that are computed already are then copied by the thread that calls: the runtime's own
-    copy is made by another thread, and takes the next program off the thread that runs it, since it is not there yet.
+    Several threads may call. But a program for resharding runs on the source devices: the call must then come from the
+    thread that runs programs there.
+
+    Args:
+        targets: One sharding per array.
+        from_programs: The arrays are outputs of compiled programs, with XLA's default memory layout. Small ready arrays
+            on simulated devices are then copied by the calling thread. The runtime copies in another thread, and the
+            unready result would move the next program off its thread.
 
     >>> one, other = jax.devices()[:2]
-    >>> route = Route([jax.sharding.SingleDeviceSharding(other)])
-    >>> [moved] = route([jax.device_put(1.0, one)])
+    >>> transfer = ArrayTransfer([jax.sharding.SingleDeviceSharding(other)])
+    >>> [moved] = transfer([jax.device_put(1.0, one)])
     >>> moved.devices() == {other}
     True
     """
 
-    def __init__(self, targets: Sequence[Sharding], *, of_programs: bool = False):
-        self._targets, self._of_programs = list(targets), of_programs
-        self._plan: _Plan | None = None
+    def __init__(self, targets: Sequence[Sharding], *, from_programs: bool = False):
+        self._targets, self._from_programs = list(targets), from_programs
+        self._plan: _TransferPlan | None = None
 
     def __call__(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        """`arrays` at the targets, in the same order. Raises ValueError where there are more or fewer than targets."""
+        """Return `arrays` at the targets, in the same order.
+
+        Raises:
+            ValueError: The number of arrays differs from the number of targets.
+        """
         plan = self._plan
         if plan is not None and plan.fits(arrays):
             return plan(arrays)
-        moved = [_put(x, target) for x, target in zip(arrays, self._targets, strict=True)]
+        moved = [_device_put_copy(x, target) for x, target in zip(arrays, self._targets, strict=True)]
         if all(isinstance(x, jax.Array) for x in arrays):
-            self._plan = _planned(arrays, moved, self._of_programs)
+            self._plan = _plan_transfer(arrays, moved, self._from_programs)
         return moved
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """How arrays of the types, shardings and commitments `seen` go: those of `cut_first` by one program, then each one
-    of `others` in its way, all the rest copied by the runtime, given their lists of devices, targets and semantics.
-    `here`: of arrays that are all plain, small and on one device each how the caller copies them, once computed."""
+class _TransferPlan:
+    """Planned copies of arrays with known types and shardings.
+
+    Attributes:
+        seen: Sharding, abstract value and commitment of each array.
+        resharded: Positions of the arrays to reshard before the copy.
+        reshard: The program for resharding.
+        special_copies: Copy functions of special arrays, by position.
+        batched_copy_args: Arguments for the runtime's copy of all other arrays: device lists, targets and copy
+            semantics.
+        host_copies: Copies by the calling thread, for lists of small arrays on one device each; otherwise empty.
+    """
 
     seen: list[tuple[Sharding, Any, bool]]
-    cut_first: list[int]
-    program: Callable[[list[jax.Array]], list[jax.Array]]
-    others: dict[int, Way]
-    copies: tuple[list, list[Sharding], list]
-    here: "list[_Here]"
+    resharded: list[int]
+    reshard: Callable[[list[jax.Array]], list[jax.Array]]
+    special_copies: dict[int, CopyFunction]
+    batched_copy_args: tuple[list, list[Sharding], list]
+    host_copies: "list[_HostCopy]"
 
     def fits(self, arrays: Sequence[Any]) -> bool:
-        """Whether these are like those that were seen, by identity: a program's outputs have the same objects for type
-        and sharding every time. None may be deleted: copying one can end the process."""
+        """Return whether the arrays have the planned types and shardings, compared by identity, and none is deleted."""
         if len(arrays) != len(self.seen):
             return False
         for x, (sharding, aval, committed) in zip(arrays, self.seen, strict=True):
             if (
+                # Identity is enough: a program's outputs have the same type and sharding objects every time.
                 getattr(x, "aval", None) is not aval
                 or x.sharding is not sharding
                 or x.committed is not committed
+                # Copying a deleted array can end the process.
                 or x.is_deleted()
             ):
                 return False
         return True
 
     def __call__(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        others = self.others
-        if self.here:
+        others = self.special_copies
+        # The runtime copies asynchronously, and a program with an unready input runs outside of its rank's thread.
+        if self.host_copies:
             for x in arrays:
                 if not x.is_ready():
                     break
             else:
-                return list(map(_copied_here, arrays, self.here))
-        if self.cut_first:
+                return list(map(_copy_on_host, arrays, self.host_copies))
+        if self.resharded:
             arrays = list(arrays)
-            for i, x in zip(self.cut_first, self.program([arrays[i] for i in self.cut_first]), strict=True):
+            for i, x in zip(self.resharded, self.reshard([arrays[i] for i in self.resharded]), strict=True):
                 arrays[i] = x
         plain = arrays if not others else [x for i, x in enumerate(arrays) if i not in others]
-        copied = _copied(plain, *self.copies) if plain else []
+        copied = _batched_copy(plain, *self.batched_copy_args) if plain else []
         if not others:
             return copied
         rest = iter(copied)
         return [others[i](x) if i in others else next(rest) for i, x in enumerate(arrays)]
 
 
-class _Here(NamedTuple):
-    """Arrays of this shape and type, so many bytes in one place, are copied to one device."""
+class _HostCopy(NamedTuple):
+    """Copy of a small array to one device, by the calling thread.
+
+    Attributes:
+        shape: Shape.
+        dtype: Dtype.
+        buffer_type: ctypes buffer type with the size of the array.
+        aval: Abstract value of the copy.
+        target: Sharding of the copy.
+        devices: The device.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
-    memory: type[ctypes.Array]
+    buffer_type: type[ctypes.Array]
     aval: Any
     target: Sharding
     devices: list[Any]
 
 
-def _here(x: jax.Array, y: jax.Array) -> _Here:
-    """How `x` is copied to where `y` lies."""
+def _host_copy_of(x: jax.Array, y: jax.Array) -> _HostCopy:
+    """Return how to copy arrays like `x` to the sharding of `y`."""
     memory, target = ctypes.c_char * x.nbytes, y.sharding
-    return _Here(x.shape, x.dtype, memory, y.aval, target, list(target.device_set))
+    return _HostCopy(x.shape, x.dtype, memory, y.aval, target, list(target.device_set))
 
 
-def _copied_here(x: jax.Array, here: _Here) -> jax.Array:
+def _copy_on_host(x: jax.Array, here: _HostCopy) -> jax.Array:
     shape, dtype, memory, aval, target, devices = here
-    x.block_until_ready()  # raises what its program did: jax 0.10 calls an array of a failed program ready, too
+    # Raises the error of a failed program, before its memory is read: in jax 0.10 such an array is ready as well.
+    x.block_until_ready()
     buffer: Any = memory.from_address(x.unsafe_buffer_pointer())
     values = np.ndarray(shape, dtype, buffer).copy()
-    return _assembled(aval, target, [values], devices, True, False)
+    return _batched_put(aval, target, [values], devices, True, False)
 
 
-def _small(x: jax.Array) -> bool:
-    """Whether the caller copies the array sooner than the runtime does; types of less than a byte lie packed there."""
+def _is_small_cpu_array(x: jax.Array) -> bool:
+    """Return whether the calling thread copies the array faster than the runtime."""
     (device, *more), dtype = x.sharding.device_set, x.dtype
+    # Types of less than a byte are packed on the device.
     whole = dtype.kind in "biufc" or dtype == jnp.bfloat16
-    return device.platform == "cpu" and not more and whole and 0 < x.nbytes <= _SMALL
+    return device.platform == "cpu" and not more and whole and 0 < x.nbytes <= _SMALL_BYTES
 
 
-def _put(x: Any, target: Sharding) -> jax.Array:
-    """By `jax.device_put`, which shares the memory of devices in common and of numpy's arrays, `may_alias` or not."""
+def _device_put_copy(x: Any, target: Sharding) -> jax.Array:
+    """Copy by `jax.device_put`, without shared memory."""
+    # `jax.device_put` shares memory with numpy arrays, and with arrays on the same devices.
     if isinstance(x, np.ndarray):
         x = x.copy()
     elif isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(target, x.ndim):
@@ -152,50 +189,53 @@ def _put(x: Any, target: Sharding) -> jax.Array:
     return jax.device_put(x, target)
 
 
-def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array], of_programs: bool) -> _Plan:
-    """`moved`: the same arrays at their targets, which tell what types they have there."""
-    others: dict[int, Way] = {}
+def _plan_transfer(arrays: Sequence[jax.Array], moved: Sequence[jax.Array], of_programs: bool) -> _TransferPlan:
+    """Plan the copies, given the same arrays at their targets."""
+    others: dict[int, CopyFunction] = {}
     cut_first: dict[int, Sharding] = {}
     lists, targets = [], []
     for i, (x, y) in enumerate(zip(arrays, moved, strict=True)):
-        way = _way(x, y)
+        way = _copy_method(x, y)
         if isinstance(way, Sharding):
             cut_first[i] = way
-            way = _as_it_is if way == y.sharding else None
+            way = _identity if way == y.sharding else None
         if way is None:
-            lists.append(_DeviceList(tuple(_cuts(y)[0])))
+            lists.append(_DeviceList(tuple(_device_slices(y)[0])))
             targets.append(y.sharding)
         else:
             others[i] = way
-    here = of_programs and len(lists) == len(arrays) and not cut_first and all(map(_small, arrays))
-    return _Plan(
+    here = of_programs and len(lists) == len(arrays) and not cut_first and all(map(_is_small_cpu_array, arrays))
+    return _TransferPlan(
         [(x.sharding, x.aval, x.committed) for x in arrays],
         list(cut_first),
         jax.jit(lambda xs: xs, out_shardings=list(cut_first.values())),
         others,
-        (lists, targets, [_ALWAYS] * len(lists) if lists else []),
-        list(map(_here, arrays, moved)) if here else [],
+        (lists, targets, [_ALWAYS_COPY] * len(lists) if lists else []),
+        list(map(_host_copy_of, arrays, moved)) if here else [],
     )
 
 
-def _way(x: jax.Array, y: jax.Array) -> Way | Sharding | None:
-    """How arrays like `x` become arrays like `y`; None where the runtime copies them, part by part, and a sharding
-    where they are cut like that first."""
+def _copy_method(x: jax.Array, y: jax.Array) -> CopyFunction | Sharding | None:
+    """Return how arrays like `x` become arrays like `y`.
+
+    Returns:
+        A copy function; None for a shard-by-shard copy by the runtime; a sharding for resharding before such a copy.
+    """
     target, aval = y.sharding, y.aval
     if x.committed and x.sharding == target:
-        return _as_it_is
-    by_jax = partial(_put, target=target)
+        return _identity
+    by_jax = partial(_device_put_copy, target=target)
     if _runtime is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return by_jax
     if not (x.is_fully_addressable and y.is_fully_addressable):
         return by_jax
-    (sources, given), (devices, wanted) = _cuts(x), _cuts(y)
-    if given == wanted and x.committed and x.aval == aval:
+    (sources, source_slices), (devices, target_slices) = _device_slices(x), _device_slices(y)
+    if source_slices == target_slices and x.committed and x.aval == aval:
         return None
-    if set(wanted) <= set(given):
-        parts = [given.index(cut) for cut in wanted]
+    if set(target_slices) <= set(source_slices):
+        shard_indices = [source_slices.index(cut) for cut in target_slices]
         copy = not x.sharding.is_equivalent_to(target, x.ndim)
-        return lambda x: _assembled(aval, target, [x.addressable_data(k) for k in parts], devices, True, copy)
+        return lambda x: _batched_put(aval, target, [x.addressable_data(k) for k in shard_indices], devices, True, copy)
     if len(sources) == len(devices) and isinstance(target, NamedSharding):
         mesh = target.mesh
         grid = np.array(sources, object).reshape(mesh.axis_sizes)
@@ -203,14 +243,13 @@ def _way(x: jax.Array, y: jax.Array) -> Way | Sharding | None:
     return by_jax
 
 
-def _as_it_is(x: jax.Array) -> jax.Array:
+def _identity(x: jax.Array) -> jax.Array:
     return x
 
 
-def _cuts(x: jax.Array) -> tuple[list[Any], list[tuple[tuple[int, int, int], ...]]]:
-    """The devices of an array in their order, and what each one holds: start, end and step of every dimension."""
+def _device_slices(x: jax.Array) -> tuple[list[Any], list[tuple[tuple[int, int, int], ...]]]:
+    """Return the devices of an array in order, and start, end and step of each dimension on each device."""
     held = x.sharding.devices_indices_map(x.shape)
     return list(held), [
-        tuple(part.indices(size) for part, size in zip(index, x.shape, strict=True))
-        for index in held.values()
+        tuple(part.indices(size) for part, size in zip(index, x.shape, strict=True)) for index in held.values()
     ]

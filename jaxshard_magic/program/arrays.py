@@ -1,4 +1,4 @@
-"""The arrays in any value: a pytree, an NNX object, or one of them alone."""
+"""Arrays inside any value: a pytree, an NNX object, or a single array."""
 
 import sys
 from typing import Any
@@ -7,45 +7,51 @@ import jax
 import numpy as np
 from jax.tree_util import KeyPath
 
-from .peel import nnx_calls
+from .flatten_call import nnx_objects
 from .trace import path_name
 
 
-def arrays_in(value: Any, root: KeyPath = ()) -> list[tuple[str, Any]]:
-    """The arrays and shapes in `value`, each with its path from `root` on; what is no array is left out.
+def arrays_with_paths(value: Any, root: KeyPath = ()) -> list[tuple[str, Any]]:
+    """Return the arrays and shapes in `value` with their paths; other leaves are left out.
+
+    Args:
+        value: A pytree, an NNX object or a single array.
+        root: Key path put in front of every path.
+
+    Returns:
+        Pairs of path name and `jax.Array`, `jax.ShapeDtypeStruct`, NumPy scalar or numeric NumPy array.
 
     >>> import jax.numpy as jnp
-    >>> [path for path, _ in arrays_in({"w": jnp.ones(3), "step": 2})]
+    >>> [path for path, _ in arrays_with_paths({"w": jnp.ones(3), "step": 2})]
     ['w']
     """
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     flat, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
     for path, x in flat:
-        above = (*root, *path)
+        prefix = (*root, *path)
         if _is_node(x):
-            nodes = nnx_calls().open_nodes([x], [above])
-            rows = nnx_calls().described(nodes, [False])
-            found += [
-                (path_name(inner), leaf) for (inner, _, _), leaf in zip(rows, nodes.leaves(), strict=True)
-            ]
+            nodes = nnx_objects().open_nodes([x], [prefix])
+            rows = nnx_objects().describe_leaves(nodes, [False])
+            pairs += [(path_name(inner), leaf) for (inner, _, _), leaf in zip(rows, nodes.leaves(), strict=True)]
         elif isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.generic)) or _numeric(x):
-            found.append((path_name(above), x))
-    return found
+            pairs.append((path_name(prefix), x))
+    return pairs
 
 
 def _is_node(x: Any) -> bool:
-    return "flax.nnx" in sys.modules and nnx_calls().is_node(x)
+    """Return whether `x` is an NNX graph node."""
+    # Before flax.nnx is imported no value can be NNX's, and the test alone must not import flax.
+    return "flax.nnx" in sys.modules and nnx_objects().is_node(x)
 
 
 def _numeric(x: Any) -> bool:
+    """Return whether `x` is a NumPy array of numbers or booleans, not of objects, text, bytes or times."""
     return isinstance(x, np.ndarray) and x.dtype.kind not in "OSUMm"
 
 
-def plain_tree(value: Any) -> Any:
-    """`value` with nested dicts of arrays for NNX objects and states, and values for Variables."""
+def to_plain_tree(value: Any) -> Any:
+    """Return `value` with NNX objects and states as nested dicts of arrays, and Variables as their values."""
     if "flax.nnx" not in sys.modules:
         return value
-    calls = nnx_calls()
-    return jax.tree.map(
-        lambda x: calls.as_dicts(x) if calls.has_arrays(x) else x, value, is_leaf=calls.has_arrays
-    )
+    calls = nnx_objects()
+    return jax.tree.map(lambda x: calls.to_dicts(x) if calls.has_arrays(x) else x, value, is_leaf=calls.has_arrays)

@@ -1,4 +1,4 @@
-"""XLA in threads of its own, for which an interrupt of the user does not wait."""
+"""Compilation by XLA in worker threads, so that an interrupt by the user need not wait for XLA."""
 
 import os
 from collections.abc import Iterator
@@ -10,40 +10,47 @@ from typing import Any
 from jax._src import api
 from jax.stages import Compiled, Lowered
 
-from ..meanwhile import TICK_S, tick
-from ..temporary import Unfinished
-from .lines import lines_kept
+from ..compile_wait import TICK_S, tick
+from ..temporary import UndoUnlessFinished
+from .source_lines import full_source_locations
 
-jit: Any = api.jit  # jax.jit may be another: Equinox's, which lowers nothing, under EQX_ON_ERROR=breakpoint
+jit: Any = api.jit  # not `jax.jit`: Equinox replaces it under EQX_ON_ERROR=breakpoint, and can't lower then
 
 
 @contextmanager
-def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
-    """Threads to compile in, as many as there are cores, or `most`.
+def compile_pool(max_workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """Open a thread pool for compilations.
 
-    Where the body raises, nothing more begins, and what is being compiled is left to itself: XLA can't be stopped.
+    An exception in the body cancels compilations that have not begun; running ones continue in the background.
+
+    Args:
+        max_workers: Number of threads; None for one per core.
     """
-    pool = ThreadPoolExecutor(most or os.cpu_count(), "jaxshard compile")
-    with Unfinished(partial(pool.shutdown, wait=False, cancel_futures=True)) as work:
+    pool = ThreadPoolExecutor(max_workers or os.cpu_count(), "jaxshard compile")
+    # XLA can't be stopped, so after an exception nothing waits for compilations that are running.
+    with UndoUnlessFinished(partial(pool.shutdown, wait=False, cancel_futures=True)) as work:
         yield pool
         pool.shutdown()
-        work.finished()
+        work.mark_finished()
 
 
-def compile_apart(lowered: Lowered) -> Compiled:
-    """As `compile_lowered`, in a thread for it alone."""
-    with compilers(1) as pool:
-        return awaited(pool.submit(compile_lowered, lowered))
+def compile_in_thread(lowered: Lowered) -> Compiled:
+    """Compile `lowered` in a thread of its own, as `compile_lowered` does."""
+    with compile_pool(1) as pool:
+        return await_compiled(pool.submit(compile_lowered, lowered))
 
 
-def awaited(compiled: Future[Compiled]) -> Compiled:
-    """The program that another thread compiles; this one does meanwhile what `meanwhile` has for it."""
-    while not wait([compiled], TICK_S).done:
+def await_compiled(future: Future[Compiled]) -> Compiled:
+    """Wait for a program compiled by another thread, and return the program.
+
+    Functions registered with `while_compiling` run on the waiting thread.
+    """
+    while not wait([future], TICK_S).done:
         tick()
-    return compiled.result()
+    return future.result()
 
 
 def compile_lowered(lowered: Lowered) -> Compiled:
-    """The program of the devices that it was lowered for, which tells the user's lines."""
-    with lines_kept():
+    """Compile `lowered` for the devices of its lowering, with source locations of the user's lines."""
+    with full_source_locations():
         return lowered.compile()

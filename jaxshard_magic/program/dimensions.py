@@ -1,29 +1,36 @@
-"""Classes of dimensions: what is one logical dimension, and what is stored alike."""
+"""Equivalence classes of dimensions: one logical dimension, or one storage layout."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
-from .flow import closure
+from .dimension_links import DimensionLinks, find_links
+from .flow import transitive_closure
 from .ir import Equation, Program, Value
-from .links import Links, find_links
-from .unionfind import UnionFind
+from .union_find import UnionFind
 
 
 class Dimensions:
-    """The logical dimensions of a program (batch, hidden, heads, vocabulary), as union-find classes over all
-    links, matmuls included.
+    """Logical dimensions of a program (batch, hidden, heads, vocabulary).
+
+    A logical dimension is a union-find class over all links, matmuls included.
 
     Args:
-        program: the step.
-        axis_sizes: of the mesh.
-        copies: values, inputs and gradients, that are to lie as another one does.
-        tensor_parallel: over how many devices features are divided, 0 where they are not.
-        data: the inputs that may hold examples; what their dimensions become are no features.
+        program: The step.
+        axis_sizes: Sizes of the mesh axes.
+        copies: Values, inputs and gradients, to be stored as another value is.
+        tensor_parallel: Number of devices over which features are divided; 0 where they are not.
+        data: Inputs that may hold examples; dimensions derived from their dimensions are no features.
 
-    `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
-    dimensions whose reshape no shard survives, over any of the axes, or of a feature over the devices of tensor
-    parallelism. `most_devices`: the largest of `axis_sizes`.
+    Attributes:
+        max_axis_size: Largest of `axis_sizes`.
+        links: Links between dimensions, from the equations and from `copies`.
+        unshardable: Numbers of dimensions whose reshape no shard survives: over any mesh axis, or, for a feature, over
+            the devices of tensor parallelism.
+        largest: Largest size of a dimension, by class.
+        all_sizes: All sizes of dimensions, by class.
+        scanned: Classes that loops step over.
+        windowed: Classes along which convolution windows slide.
     """
 
     def __init__(
@@ -35,15 +42,15 @@ class Dimensions:
         data: Iterable[Value] = (),
     ):
         self.program = program
-        self.most_devices = max(axis_sizes, default=1)
-        self.links: Links = find_links(program)
+        self.max_axis_size = max(axis_sizes, default=1)
+        self.links: DimensionLinks = find_links(program)
         for copy, original in (copies or {}).items():
-            self.links.same(original, copy)
-        self.unshardable: set[int] = set()  # numbers of dimensions
+            self.links.link_values(original, copy)
+        self.unshardable: set[int] = set()
         self._sets = UnionFind(len(program.sizes))
         for link in self.links.links:
             self._sets.union(link.a, link.b)
-        self._split_links = self._follow_splits(axis_sizes, tensor_parallel, data)
+        self._split_links = self._link_splits(axis_sizes, tensor_parallel, data)
         self._class = [self._sets.find(n) for n in range(len(program.sizes))]
         self.largest: dict[int, int] = defaultdict(int)
         self.all_sizes: dict[int, set[int]] = defaultdict(set)
@@ -52,100 +59,137 @@ class Dimensions:
             self.all_sizes[c].add(size)
             if size > self.largest[c]:
                 self.largest[c] = size
-        self.looped = {self._class[n] for n in self.links.looped}
+        self.scanned = {self._class[n] for n in self.links.scanned}
         self.windowed = {self._class[n] for n in self.links.windowed}
 
-    def _follow_splits(
+    def _link_splits(
         self, axis_sizes: tuple[int, ...], tensor_parallel: int, data: Iterable[Value]
     ) -> list[tuple[int, int, int]]:
-        """A dimension cut into parts goes on as its major part, which carries the shards; where a loop steps over
-        that one (microbatches), as the next. A major part that no mesh axis divides (the 3 of 3, heads, head size)
-        can carry none, and the whole with it: features (heads of keys, of which there are few) are divided by the
-        devices of tensor parallelism alone."""
-        looped = {self._sets.find(n) for n in self.links.looped}
-        examples = {self._sets.find(n) for v in data for n in self.program.nodes(v)}
+        """Link each split dimension with the part that carries its shards, and return these links.
+
+        A dimension whose major part can carry no shards becomes unshardable instead.
+        """
+        scanned = {self._sets.find(n) for n in self.links.scanned}
+        examples = {self._sets.find(n) for v in data for n in self.program.dim_numbers(v)}
         links = []
         for split in self.links.splits:
-            part = next((n for n in split.parts if self._sets.find(n) not in looped), split.parts[0])
-            holds_examples = not examples.isdisjoint(map(self._sets.find, (split.whole, *split.parts)))
+            # The major part carries the shards; where a loop steps over the major part (microbatches), the next one
+            # does.
+            part = next((n for n in split.parts if self._sets.find(n) not in scanned), split.parts[0])
+            holds_examples = not examples.isdisjoint(map(self._sets.find, (split.merged, *split.parts)))
+            # Only tensor parallelism divides features, so only its devices count: heads of keys, for example, are too
+            # few for other axes.
             sizes = (tensor_parallel,) if tensor_parallel and not holds_examples else axis_sizes
+            # A major part that no axis size divides (the 3 of a split into 3, heads and head size) carries no shards,
+            # nor does the merged dimension.
             if part == split.parts[0] and all(self.program.sizes[part] % n for n in sizes):
-                self.unshardable.add(split.whole)
+                self.unshardable.add(split.merged)
             else:
-                self._sets.union(split.whole, part)
-                links.append((split.whole, part, split.equation))
-                if holds_examples:  # also for the splits that follow
-                    examples.add(self._sets.find(split.whole))
+                self._sets.union(split.merged, part)
+                links.append((split.merged, part, split.equation))
+                # The union may have changed the representative, which later splits look up in `examples`.
+                if holds_examples:
+                    examples.add(self._sets.find(split.merged))
         return links
 
     @cached_property
     def _parts(self) -> dict[int, set[int]]:
-        """The classes that are parts of a class, or of which it is a part."""
+        """Classes that are parts of a class, or of which the class is a part."""
         parts = defaultdict[int, set[int]](set)
-        for a, b in self.links.cut:
+        for a, b in self.links.part_pairs:
             a, b = self._class[a], self._class[b]
             parts[a].add(b)
             parts[b].add(a)
         return parts
 
-    def reach(self, c: int, among: Callable[[int], bool]) -> frozenset[int]:
-        """`c` and what shifting, concatenating, slicing or microbatching makes of it, `among` certain classes."""
-        return frozenset(closure([c], lambda a: filter(among, self._parts.get(a, ()))))
+    def related_classes(self, c: int, among: Callable[[int], bool]) -> frozenset[int]:
+        """Return `c` and the classes made from it by shifting, concatenating, slicing or microbatching.
 
-    def of_node(self, node: int) -> int:
+        Args:
+            c: A class.
+            among: Filter on the classes to enter.
+        """
+        return frozenset(transitive_closure([c], lambda a: filter(among, self._parts.get(a, ()))))
+
+    def class_of_dim(self, node: int) -> int:
+        """Return the class of a dimension, given by `Program.dim_number`."""
         return self._class[node]
 
-    def of(self, value: Value | None) -> list[int]:
-        """The class of every dimension of `value`."""
-        return [] if value is None else [self._class[n] for n in self.program.nodes(value)]
+    def classes_of(self, value: Value | None) -> list[int]:
+        """Return the class of every dimension of `value`; empty for a literal."""
+        return [] if value is None else [self._class[n] for n in self.program.dim_numbers(value)]
 
-    def big(self, value: Value | None) -> list[int | None]:
-        """As `of`, with None for dimensions of size 1: they share classes by accident."""
+    def nontrivial_classes(self, value: Value | None) -> list[int | None]:
+        """Return the class of every dimension of `value`, with None for dimensions of size 1."""
         if value is None:
             return []
         shape = self.program.shapes[value]
-        return [c if z > 1 else None for c, z in zip(self.of(value), shape, strict=True)]
+        # Dimensions of size 1 share classes by coincidence.
+        return [c if z > 1 else None for c, z in zip(self.classes_of(value), shape, strict=True)]
 
-    def storage(self, batch: Iterable[int]) -> "Storage":
-        return Storage(self, frozenset(batch), self._split_links)
+    def storage_classes(self, batch: Iterable[int]) -> "StorageClasses":
+        """Return the classes of dimensions stored alike.
+
+        Args:
+            batch: Classes that are batch dimensions.
+        """
+        return StorageClasses(self, frozenset(batch), self._split_links)
 
 
-class Storage:
-    """What lies in memory alike: links that keep the layout, of equations that touch no batch.
+class StorageClasses:
+    """Classes of dimensions stored with one layout.
 
-    Joins a parameter with its gradient, its moments and its new value, not two weights of one logical dimension.
+    The links are those that keep the layout, from equations that touch no batch dimension.
+
+    A parameter shares classes with its gradient, its optimizer moments and its new value. Two weights of one logical
+    dimension don't.
+
+    Args:
+        dims: Logical dimensions.
+        batch: Classes that are batch dimensions.
+        splits: Links of split dimensions with the part that carries their shards, and the number of the equation.
+
+    Attributes:
+        batch: Classes that are batch dimensions.
+        scanned: Storage classes that loops step over.
+        windowed: Storage classes along which convolution windows slide.
+        unshardable: Storage classes that no shard survives.
+        sizes: Sizes of dimensions, by storage class.
     """
 
     def __init__(self, dims: Dimensions, batch: frozenset[int], splits: list[tuple[int, int, int]]):
         program = dims.program
         self._program = program
         self.batch = batch
-        owner = [dims.of_node(n) in batch for n in range(len(program.sizes))]
-        self._batchy = [any(owner[n] for n in program.nodes(v)) for v in range(len(program.avals))]
-        self._eqn_batchy = [
-            any(self._batchy[v] for v in (*e.ins, *e.outs) if v is not None) for e in program.equations
+        is_batch_dim = [dims.class_of_dim(n) in batch for n in range(len(program.sizes))]
+        self._has_batch = [any(is_batch_dim[n] for n in program.dim_numbers(v)) for v in range(len(program.avals))]
+        self._touches_batch = [
+            any(self._has_batch[v] for v in (*e.operands, *e.results) if v is not None) for e in program.equations
         ]
-        value_of = [v for v in range(len(program.avals)) for _ in program.nodes(v)]
+        value_of = [v for v in range(len(program.avals)) for _ in program.dim_numbers(v)]
         sets = UnionFind(len(program.sizes))
-        alike = [(x.a, x.b, x.equation) for x in dims.links.links if x.alike] + splits
-        for a, b, equation in alike:
-            mixes = equation is not None and self._eqn_batchy[equation]
-            if not mixes and not self._batchy[value_of[a]] and not self._batchy[value_of[b]]:
+        storage_links = [(x.a, x.b, x.equation) for x in dims.links.links if x.same_storage] + splits
+        for a, b, equation in storage_links:
+            mixes = equation is not None and self._touches_batch[equation]
+            # An equation on activations links weights of one logical dimension that need not be stored alike.
+            if not mixes and not self._has_batch[value_of[a]] and not self._has_batch[value_of[b]]:
                 sets.union(a, b)
         self._class = [sets.find(n) for n in range(len(program.sizes))]
-        self.looped = {self._class[n] for n in dims.links.looped}
+        self.scanned = {self._class[n] for n in dims.links.scanned}
         self.windowed = {self._class[n] for n in dims.links.windowed}
         self.unshardable = {self._class[n] for n in dims.unshardable}
         self.sizes: dict[int, set[int]] = defaultdict(set)
         for n, size in enumerate(program.sizes):
             self.sizes[self._class[n]].add(size)
 
-    def of(self, value: Value) -> list[int]:
-        return [self._class[n] for n in self._program.nodes(value)]
+    def classes_of(self, value: Value) -> list[int]:
+        """Return the storage class of every dimension of `value`."""
+        return [self._class[n] for n in self._program.dim_numbers(value)]
 
-    def batchy(self, value: Value | None) -> bool:
-        """Whether `value` has a batch dimension."""
-        return value is not None and self._batchy[value]
+    def has_batch(self, value: Value | None) -> bool:
+        """Return whether `value` has a batch dimension; False for a literal."""
+        return value is not None and self._has_batch[value]
 
-    def batchy_equation(self, e: Equation) -> bool:
-        return self._eqn_batchy[e.index]
+    def touches_batch(self, e: Equation) -> bool:
+        """Return whether an operand or result of `e` has a batch dimension."""
+        return self._touches_batch[e.index]

@@ -1,122 +1,154 @@
-"""Run a `Program` again, equation by equation, with a chance to change operands and results.
+"""Re-emit a traced program equation by equation, with hooks to change operands and results.
 
-Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
+`Emitter` is an interpreter of `Program`. Called under a JAX trace it rebuilds the step: the same numbers, plus what a
+subclass adds (sharding constraints, casts, captured values). Gradients have been taken before, so calls and custom
+derivative rules are inlined; loops, branches and checkpoints keep their structure.
+
+Footguns:
+- Before gradients are taken the emitter to use is `Replay`, which keeps custom derivative rules and checkpoints.
+- Subclasses share the private names `_tracebacks` and `_scopes`: a field of the same name hides them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jax._src.source_info_util import current_name_stack, new_name_stack  # jax has no public form
+from jax._src.source_info_util import current_name_stack, new_name_stack  # no public equivalent
 
 from . import control_flow
-from .ir import Door, Equation, Program, Scope
-from .lines import Calls, user_context
+from .ir import Body, Equation, Program, SubJaxpr
 from .primitives import bind, scan_counts
+from .source_lines import TracebackJoiner, user_context
 from .thread_state import traceback_of_equation
 
 
-def caller() -> Any:
-    """The traceback of the equation that runs, of whichever emitter: a loss is run by one of its own inside of that of
-    its step. None where none runs."""
+def current_traceback() -> Any:
+    """Return the traceback of the equation that runs now; None where none runs.
+
+    A loss has an emitter of its own inside the emitter of its step; the traceback is that of the innermost emitter.
+    """
     return traceback_of_equation.get()
 
 
 class Emitter:
-    """`Emitter(program)(*arrays)` gives the outputs of the program. Gradients are already taken, so custom
-    derivative rules and jits are opened; loops, branches and remat stay. `labels`: scopes to put equations in, by
-    their index."""
+    """Interpreter that rebuilds a `Program`; subclasses override the hooks.
 
-    def __init__(self, program: Program, labels: Mapping[int, str] | None = None):
+    `Emitter(program)(*arrays)` returns the outputs of the program. Hooks, in the order in which an equation without a
+    body passes them: `before` changes operands, `result` computes, `after` changes results. `enter_body` runs each body
+    that stays a body: of a loop, a branch, a checkpoint.
+
+    Args:
+        program: The program to rebuild.
+        scope_names: Name scopes for some equations, by equation index; they show up in HLO metadata and profiles.
+    """
+
+    def __init__(self, program: Program, scope_names: Mapping[int, str] | None = None):
         self.program = program
-        self.labels: Mapping[int, str] = labels or {}
-        self._scopes = {i: new_name_stack(name) for i, name in (labels or {}).items()}
-        self._calls = Calls()
+        self.scope_names: Mapping[int, str] = scope_names or {}
+        self._scopes = {i: new_name_stack(name) for i, name in (scope_names or {}).items()}
+        self._tracebacks = TracebackJoiner()
 
     def __call__(self, *args: Any) -> list:
+        """Return the outputs of the program for flat `args`, which match `program.inputs` in shape and dtype."""
         return self.run(self.program.top, args)
 
     def before(self, e: Equation, values: list) -> list:
-        """The operands that `e` is to see."""
+        """Return the operands that `e` should read."""
         return values
 
     def after(self, e: Equation, outs: list) -> list:
-        """The results that the rest of the step is to see."""
+        """Return the results of `e` that the rest of the program should read."""
         return outs
 
     def result(self, e: Equation, values: list) -> list:
-        """What `e`, without a body, makes of these operands."""
-        return bind(e.eqn, values)
+        """Compute `e`, which has no body, and return its results."""
+        return bind(e.jaxpr_eqn, values)
 
-    def body(self, scope: Scope, args: Any) -> list:
-        """A body that stays a body (of a loop, a branch, remat)."""
+    def enter_body(self, scope: SubJaxpr, args: Any) -> list:
+        """Run a body that stays a body (of a loop, a branch, a checkpoint) and return its outputs."""
         return self.run(scope, args)
 
-    def run(self, scope: Scope, args: Any) -> list:
-        env = scope.env(args)
-        self.through(scope.equations, env)
-        return scope.results(env)
+    def run(self, scope: SubJaxpr, args: Any) -> list:
+        """Run a sub-jaxpr on `args` and return its outputs."""
+        env = scope.bind_inputs(args)
+        self.run_equations(scope.equations, env)
+        return scope.read_outputs(env)
 
-    def through(self, equations: Iterable[Equation], env: dict) -> None:
-        """Run equations on the arrays of `env`, by value, and put what they make there."""
+    def run_equations(self, equations: Iterable[Equation], env: dict) -> None:
+        """Run equations in order, reading arrays from `env` and writing results to it.
+
+        Args:
+            equations: Equations of one body.
+            env: Arrays by value.
+        """
         for e in equations:
-            operands = zip(e.ins, e.eqn.invars, strict=True)
+            operands = zip(e.operands, e.jaxpr_eqn.invars, strict=True)
             values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
-            with self.context_of(e):
-                env.update(zip(e.outs, self.equation(e, values), strict=True))
+            with self.source_context(e):
+                env.update(zip(e.results, self.run_equation(e, values), strict=True))
 
-    def traceback(self, e: Equation) -> Any:
-        """The traceback of `e`, joined to those of the equations in whose bodies it is; None where there is none."""
-        outer = None if e.outer is None else self.traceback(e.outer)
-        return self._calls.join(outer, e.eqn.source_info.traceback)
+    def traceback_of(self, e: Equation) -> Any:
+        """Return the traceback of `e`, joined with those of the equations around it; None without one."""
+        outer = None if e.parent is None else self.traceback_of(e.parent)
+        return self._tracebacks.join(outer, e.jaxpr_eqn.source_info.traceback)
 
     @contextmanager
-    def context_of(self, e: Equation) -> Iterator[None]:
-        """What runs meanwhile has the line, the names and the context of `e`."""
-        info = e.eqn.source_info
+    def source_context(self, e: Equation) -> Iterator[None]:
+        """Open the traceback, name stack and JAX context of `e` for all that is bound inside."""
+        info = e.jaxpr_eqn.source_info
+        # The equations of a body have only the scopes opened inside of the body.
         names = current_name_stack() + info.name_stack
         if e.index in self._scopes:
             names = names + self._scopes[e.index]
-        lines = self._calls.join(caller(), info.traceback)
-        with user_context(lines, name_stack=names), e.eqn.ctx.manager:
-            token = traceback_of_equation.set(lines)
+        traceback = self._tracebacks.join(current_traceback(), info.traceback)
+        # XLA attributes a collective to the Python frames of its equation: without its own traceback all communication
+        # would be reported on the line that calls the emitter.
+        with user_context(traceback, name_stack=names), e.jaxpr_eqn.ctx.manager:
+            token = traceback_of_equation.set(traceback)
             try:
                 yield
             finally:
                 traceback_of_equation.reset(token)
 
-    def equation(self, e: Equation, values: list) -> list:
-        """The results of one equation."""
+    def run_equation(self, e: Equation, values: list) -> list:
+        """Compute one equation and return its results: control flow here, all else by the hooks."""
         if e.is_scan:
-            return self._scan(e, values, e.doors[0])
+            return self._scan(e, values, e.bodies[0])
         if e.is_while:
-            return self._while(e, values, *e.doors)
+            return self._while(e, values, *e.bodies)
         if e.is_cond:
-            branches = [self._function(door.scope) for door in e.doors]
+            branches = [self._as_function(body.sub_jaxpr) for body in e.bodies]
             return control_flow.cond(e, branches, values[0], values[1:])
         if e.primitive.remat and e.params["differentiated"] and e.params["prevent_cse"]:
-            return self.body(e.doors[0].scope, control_flow.prevent_cse(e, values))
-        if e.doors:
-            return self.run(e.doors[0].scope, values)
+            # Without the barrier XLA merges the recomputation with the forward pass, and the checkpoint saves no
+            # memory.
+            return self.enter_body(e.bodies[0].sub_jaxpr, control_flow.prevent_cse(e, values))
+        # Calls and custom derivative rules are inlined: gradients have been taken already.
+        if e.bodies:
+            return self.run(e.bodies[0].sub_jaxpr, values)
         return self.after(e, self.result(e, self.before(e, values)))
 
-    def _scan(self, e: Equation, values: list, door: Door) -> list:
-        consts, carried = scan_counts(e.params)
-        fixed, start, xs = values[:consts], values[consts : consts + carried], values[consts + carried :]
+    def _scan(self, e: Equation, values: list, body: Body) -> list:
+        num_constants, num_carries = scan_counts(e.params)
+        constants, initial, xs = (
+            values[:num_constants],
+            values[num_constants : num_constants + num_carries],
+            values[num_constants + num_carries :],
+        )
 
         def trip(carry, x):
-            outs = self.body(door.scope, [*fixed, *carry, *x])
-            return tuple(outs[:carried]), tuple(outs[carried:])
+            outs = self.enter_body(body.sub_jaxpr, [*constants, *carry, *x])
+            return tuple(outs[:num_carries]), tuple(outs[num_carries:])
 
-        carry, ys = control_flow.scan(e, trip, start, tuple(xs))
+        carry, ys = control_flow.scan(e, trip, initial, tuple(xs))
         return [*carry, *ys]
 
-    def _while(self, e: Equation, values: list, body: Door, test: Door) -> list:
+    def _while(self, e: Equation, values: list, body: Body, test: Body) -> list:
         tested, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
-        condition = self._function(test.scope, values[:tested])
-        trip = self._function(body.scope, values[tested : tested + fixed])
+        condition = self._as_function(test.sub_jaxpr, values[:tested])
+        trip = self._as_function(body.sub_jaxpr, values[tested : tested + fixed])
         return control_flow.while_loop(e, condition, trip, values[tested + fixed :])
 
-    def _function(self, scope: Scope, constants: Sequence[Any] = ()) -> Callable[..., list]:
-        """A body that stays one, as a function of its inputs after `constants`."""
-        return lambda *xs: self.body(scope, [*constants, *xs])
+    def _as_function(self, scope: SubJaxpr, constants: Sequence[Any] = ()) -> Callable[..., list]:
+        """Return a body that stays a body as a function of the inputs after `constants`."""
+        return lambda *xs: self.enter_body(scope, [*constants, *xs])

@@ -1,113 +1,148 @@
-"""Which dimensions of a step count experts: found from what it does with its weights and its tokens, not from names.
+"""Dimensions of a step that count experts, recognised by the use of weights and tokens, not by names.
 
-An expert is a matrix of its own that some tokens are multiplied with. So a dimension counts experts where a parameter
-has it beside the two of a matrix, in a product that does not sum over it, and where tokens choose along it: a `top_k`,
-an `argmax`, a sort or the maximum of a softmax works along it, or it compares what one of these chose. Heads, which
-weights have as well, nobody chooses.
+An expert is a matrix with which some of the tokens are multiplied. A dimension counts experts where two conditions
+hold. A parameter has it besides the two dimensions of a matrix, in a product that does not sum over it. Tokens choose
+along it: a `top_k`, an `argmax`, a sort or the maximum of a softmax works along the dimension, or the dimension is
+compared with a choice. Weights have head dimensions too, but nothing chooses among heads.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .dimensions import Dimensions, Storage
-from .flow import Flow, by_alias, by_no_product
+from .dimensions import Dimensions, StorageClasses
+from .flow import Flow, follow_aliases, stop_at_products
 from .ir import Value
-from .products import Product, products
-from .rankings import rankings
-from .roles import PARAMS, Roles
+from .products import Product, find_products
+from .roles import PARAMS, InputRoles
+from .topk_sites import find_topk_sites
 
 
 @dataclass(frozen=True)
-class Experts:
-    """`classes`: the dimension classes that count experts, of which there are `numbers`: as many as products have
-    matrices of them. `weights`: the parameters, by input, with a matrix for each. `places`: the classes of the places
-    that experts have for the tokens of one group, where these are dispatched; `shared`: of those that they have for
-    the tokens of all examples.
+class ExpertDims:
+    """Expert dimensions of a step.
+
+    Attributes:
+        classes: Dimension classes that count experts.
+        counts: Numbers of experts: as many as products have matrices.
+        weights: Parameters with a matrix for each expert, by input.
+        group_slots: Classes of capacity slots, where tokens are dispatched: slots for the tokens of one group.
+        shared_slots: Classes of capacity slots for the tokens of all examples.
     """
 
     classes: frozenset[int]
-    numbers: frozenset[int]
+    counts: frozenset[int]
     weights: tuple[int, ...]
-    places: frozenset[int]
-    shared: frozenset[int]
+    group_slots: frozenset[int]
+    shared_slots: frozenset[int]
 
 
-def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
-    """The experts of a step; no classes where it has none."""
+def find_experts(dims: Dimensions, storage: StorageClasses, flow: Flow, roles: InputRoles) -> ExpertDims:
+    """Return the expert dimensions of a step; without classes where the step has no experts.
+
+    Args:
+        dims: Logical dimensions.
+        storage: Storage classes.
+        flow: Dataflow.
+        roles: Roles of the inputs.
+    """
     inputs = dims.program.inputs
-    params = {i for i, role in enumerate(roles.of) if role == PARAMS}
-    found = products(dims, storage)
-    behind = {
-        v: params & flow.inputs_behind([v], by_alias)
-        for v in {p.equation.ins[k] for p in found for k in p.weights}
+    params = {i for i, role in enumerate(roles.by_input) if role == PARAMS}
+    matmuls = find_products(dims, storage)
+    # By value, as several products may read one weight.
+    params_of_operand = {
+        v: params & flow.input_ancestors([v], follow_aliases)
+        for v in {p.equation.operands[k] for p in matmuls for k in p.weight_operands}
         if v is not None
     }
-    used = [(p, k, behind.get(v)) for p in found for k in p.weights if (v := p.equation.ins[k]) is not None]
-    stacks = [(p, k, inputs, d) for p, k, inputs in used if inputs for d in stacked(p, k)]
-    chosen = _chosen(dims, flow, {p.tensors[k][d] for p, k, _, d in stacks})
-    stacks = [(p, k, inputs, d) for p, k, inputs, d in stacks if p.tensors[k][d] in chosen]
+    weight_operands = [
+        (p, k, params_of_operand.get(v))
+        for p in matmuls
+        for k in p.weight_operands
+        if (v := p.equation.operands[k]) is not None
+    ]
+    stacks = [(p, k, inputs, d) for p, k, inputs in weight_operands if inputs for d in stack_dims(p, k)]
+    chosen = _chosen_classes(dims, flow, {p.dim_classes[k][d] for p, k, _, d in stacks})
+    stacks = [(p, k, inputs, d) for p, k, inputs, d in stacks if p.dim_classes[k][d] in chosen]
     classes = frozenset(chosen) if stacks else frozenset()
     weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
-    bound = {c for i in params for c in dims.of(inputs[i])}
-    given = {c for i in roles.data for c in dims.big(inputs[i]) if c is not None}
-    tokens = frozenset().union(*(dims.reach(c, lambda a: a not in bound) for c in given))
-    places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - tokens
-    alone = [_rows(p, k) for p, k, *_ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
-    shared = places & set().union(*alone)
-    return Experts(
+    param_classes = {c for i in params for c in dims.classes_of(inputs[i])}
+    data_classes = {c for i in roles.data for c in dims.nontrivial_classes(inputs[i]) if c is not None}
+    token_classes = frozenset().union(
+        *(dims.related_classes(c, lambda a: a not in param_classes) for c in data_classes)
+    )
+    places = {c for p, k, *_ in stacks for c in _free_classes_of_other(p, k)} - param_classes - token_classes
+    slots_without_batch = [
+        _free_classes_of_other(p, k)
+        for p, k, *_ in stacks
+        if (storage.batch & data_classes).isdisjoint(p.dim_classes[1 - k])
+    ]
+    # Where the other operand has no batch dimension of the data, slots hold tokens of all examples.
+    shared = places & set().union(*slots_without_batch)
+    return ExpertDims(
         classes,
-        frozenset(dims.program.shapes[v][d] for p, k, _, d in stacks if (v := p.equation.ins[k]) is not None),
+        frozenset(dims.program.shapes[v][d] for p, k, _, d in stacks if (v := p.equation.operands[k]) is not None),
         tuple(weights),
         frozenset(places - shared),
         frozenset(shared),
     )
 
 
-def stacked(p: Product, k: int) -> set[int]:
-    """The dimensions of operand `k` of a product that go through, beside another that does and one that it sums."""
+def stack_dims(p: Product, k: int) -> set[int]:
+    """Return the dimensions of operand `k` that may count matrices.
+
+    The product keeps such a dimension and at least one other, and sums over a third.
+
+    Args:
+        p: The product.
+        k: Operand, 0 or 1.
+    """
     e, c = p.equation, p.equation.contraction
-    v = e.ins[k]
-    if c is None or v is None or c.windowed or c.ragged is not None:
+    v = e.operands[k]
+    if c is None or v is None or c.windowed or c.ragged_dim is not None:
         return set()
     summed = [pair[k] for pair in c.contracted]
-    free = [d for d, _ in (c.left, c.right)[k]]
+    free = [d for d, _ in (c.left_free, c.right_free)[k]]
     beside = [triple[k] for triple in c.batch]
-    classes = p.tensors[k]
+    classes = p.dim_classes[k]
     if not summed or not free or len(free) + len(beside) < 2:
         return set()
-    gone = {classes[d] for d in summed}
-    return {d for d in (*free, *beside) if classes[d] not in gone}
+    summed_classes = {classes[d] for d in summed}
+    return {d for d in (*free, *beside) if classes[d] not in summed_classes}
 
 
-def _rows(p: Product, k: int) -> set[int]:
-    """The classes that go through from the operand that is not `k` alone."""
+def _free_classes_of_other(p: Product, k: int) -> set[int]:
+    """Return the classes of the free dimensions of the operand that is not `k`."""
     c = p.equation.contraction
-    return set() if c is None else {p.tensors[1 - k][d] for d, _ in (c.left, c.right)[1 - k]}
+    return set() if c is None else {p.dim_classes[1 - k][d] for d, _ in (c.left_free, c.right_free)[1 - k]}
 
 
-def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
-    """Those of the classes `among` that something is chosen along, and those that something is chosen along for them:
-    what a router gives need not be linked to what is made of the choice."""
+def _chosen_classes(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
+    """Return the classes of `among` along which something is chosen, and the classes of the choices themselves."""
     if not among:
         return set()
-    found, told, by_size = set[int](), defaultdict[int, list[Value]](list), defaultdict[int, set[int]](set)
-    for r in rankings(dims.program):
-        c = dims.of(r.operand)[r.dim]
+    found, results_by_size, classes_by_size = (
+        set[int](),
+        defaultdict[int, list[Value]](list),
+        defaultdict[int, set[int]](set),
+    )
+    for r in find_topk_sites(dims.program):
+        c = dims.classes_of(r.operand)[r.dim]
         found |= {c} & among
-        if r.told:
-            told[r.number] += r.told
-            by_size[r.number].add(c)
-    for size, start in told.items():
-        met = _met(dims, flow, start, size) & among
-        found |= met | (by_size[size] if met else set())
+        if r.ranking_results:
+            results_by_size[r.size] += r.ranking_results
+            classes_by_size[r.size].add(c)
+    # The logits of a router need not be linked to the values made from the choice, so both are matched by size.
+    for size, start in results_by_size.items():
+        met = _classes_of_choice(dims, flow, start, size) & among
+        found |= met | (classes_by_size[size] if met else set())
     return found
 
 
-def _met(dims: Dimensions, flow: Flow, start: Iterable[Value], size: int) -> set[int]:
-    """The classes of the dimensions of a size that what is made of certain values without another product has."""
-    made = flow.forward(start, by_no_product)
+def _classes_of_choice(dims: Dimensions, flow: Flow, start: Iterable[Value], size: int) -> set[int]:
+    """Return the classes of dimensions of size `size` in values derived from `start` without another product."""
+    made = flow.descendants(start, stop_at_products)
     shapes = dims.program.shapes
     return {
-        c for v in made if size in shapes[v] for c, z in zip(dims.of(v), shapes[v], strict=True) if z == size
+        c for v in made if size in shapes[v] for c, z in zip(dims.classes_of(v), shapes[v], strict=True) if z == size
     }

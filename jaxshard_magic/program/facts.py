@@ -1,4 +1,4 @@
-"""`Facts`: what is understood of a traced step, before anything is decided about it."""
+"""Facts about a traced step, collected before any decision about sharding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,75 +6,75 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .batching.batch import Batch
-from .dimensions import Dimensions, Storage
+from .dimensions import Dimensions, StorageClasses
 from .expert_loops import find_expert_loops
 from .experts import find_experts
-from .flops import Work, counted
-from .flow import Flow, by_alias
-from .in_turn.found import may_be_in_turn
+from .flops import Work, count_work
+from .flow import Flow, follow_aliases
+from .gathered_weights import may_gather_weights
 from .ir import Program
-from .labels import labels
-from .looked_up import may_look_up
-from .phases import phases
-from .roles import PARAMS, Roles
+from .op_labels import label_equations
+from .phases import equation_phases
+from .roles import PARAMS, InputRoles
 from .trace import Traced
+from .unrolled_experts.detection import may_have_unrolled_experts
 
 if TYPE_CHECKING:
-    from ..specs import Placement
+    from ..specs import RequestedSpec
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A traced step understood.
+    """Facts about a traced step.
 
-    Args:
-        traced: the step.
-        program: its equations.
-        dimensions: which dimensions of its values are the same.
-        flow: what depends on what.
-        roles: what each input is, and which output is its next value.
-        batch: where the examples are.
-        placed: by input, where the user wants it.
+    Attributes:
+        traced: The step.
+        program: Its equations.
+        dimensions: Logical dimensions of its values.
+        flow: Dataflow: dependencies between values.
+        roles: Role of each input, and the output that is its next value.
+        batch: Dimensions that hold examples.
+        user_placements: Placements requested by the user, by input.
     """
 
     traced: Traced
     program: Program
     dimensions: Dimensions
     flow: Flow
-    roles: Roles
+    roles: InputRoles
     batch: Batch
-    placed: "Mapping[int, Placement]"
+    user_placements: "Mapping[int, RequestedSpec]"
 
     @cached_property
-    def storage(self) -> Storage:
-        """What lies in memory alike."""
-        return self.dimensions.storage(self.batch.classes)
+    def storage(self) -> StorageClasses:
+        """Classes of dimensions stored with one layout."""
+        return self.dimensions.storage_classes(self.batch.classes)
 
     @cached_property
     def phases(self) -> Mapping[int, str]:
-        """Forward, backward or update, of every equation by its index."""
-        return phases(self.program, self.flow)
+        """Phase (forward, backward or update) of every equation, by index."""
+        return equation_phases(self.program, self.flow)
 
     @cached_property
     def labels(self) -> Mapping[int, str]:
-        """Of each equation that has one, by its index."""
-        return labels(self.program, self.flow, self.roles, self.phases)
+        """Name scope of each labelled equation, by index."""
+        return label_equations(self.program, self.flow, self.roles, self.phases)
 
     @cached_property
     def mixes_experts(self) -> bool:
-        """Whether tokens choose among experts in it."""
+        """True if tokens choose among experts, in products over all experts or in loops."""
         known = self.dimensions, self.storage, self.flow, self.roles
         return bool(find_experts(*known).classes or find_expert_loops(self.dimensions, self.flow, self.roles))
 
     @cached_property
     def may_mix_experts(self) -> bool:
-        """Whether tokens choose among experts in it, or may where it goes through these one by one or looks them up."""
-        if self.mixes_experts or may_be_in_turn(self.program):
+        """True if tokens choose among experts, or may do so in Python loops over experts or in look-ups of matrices."""
+        if self.mixes_experts or may_have_unrolled_experts(self.program):
             return True
-        params = [v for v, role in zip(self.program.inputs, self.roles.of, strict=True) if role == PARAMS]
-        return may_look_up(self.program, self.flow.forward(params, by_alias))
+        params = [v for v, role in zip(self.program.inputs, self.roles.by_input, strict=True) if role == PARAMS]
+        return may_gather_weights(self.program, self.flow.descendants(params, follow_aliases))
 
     @cached_property
     def work(self) -> tuple[Work, ...]:
-        """Of every product."""
-        return counted(self.program, self.flow, self.phases)
+        """FLOPs and bytes of every product."""
+        return count_work(self.program, self.flow, self.phases)

@@ -1,6 +1,7 @@
-"""The work of a step's products (matmuls, convolutions): FLOPs and bytes, counted from its equations.
+"""Work of a step's products (matmuls, convolutions, attention): FLOPs and bytes, counted from equations.
 
-Elementwise operations, reductions and `unseen` primitives are not counted, nor is what nothing uses, which XLA drops.
+Elementwise operations, reductions and the primitives listed by `uncounted_primitives` are not counted. Products without
+a use are left out, as XLA drops them.
 """
 
 from collections import Counter
@@ -10,22 +11,26 @@ from math import prod
 from typing import Any
 
 from .flow import Flow
-from .ir import Equation, Program, Scope, Value
-from .phases import BACKWARD, FORWARD, UPDATE, phases
+from .ir import Equation, Program, SubJaxpr, Value
+from .phases import BACKWARD, FORWARD, UPDATE, equation_phases
 from .primitives import shape_of
 from .sizes import array_bytes, nbytes
 
-REMATTED = "rematted_computation"  # the scope that jax puts around what remat does again
+REMAT_SCOPE = "rematted_computation"  # JAX's name scope around recomputed equations
 
 
 @dataclass(frozen=True)
 class Work:
-    """One product, or attention as one primitive: what all devices together do for it in one step, loop trips
-    multiplied in.
+    """Work of one product, or of attention as one primitive: all devices together in one step, times the loop trips.
 
-    `equation`: its index in the program. `flops`: two a multiply-add. `dtype`: of its wider operand, as numpy names it.
-    `bytes`: of its operands and result. `phase`: forward, backward or update. `recomputed`: done a second time, for the
-    backward pass. `exact`: False in a `while`, whose trips are not known and count as one.
+    Attributes:
+        equation: Index in the program.
+        flops: FLOPs, two for each multiply-add.
+        dtype: NumPy name of the wider operand's dtype.
+        bytes: Bytes of operands and result.
+        phase: Forward, backward or update.
+        recomputed: Whether the product is computed a second time, for the backward pass.
+        exact: False in a `while`, whose trips are not known and count as one.
     """
 
     equation: int
@@ -38,8 +43,16 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """FLOPs of one step on all devices. `recomputed` is part of `flops`, and in `by_phase` of the backward pass."""
+class WorkTotals:
+    """FLOPs of one step on all devices.
+
+    Attributes:
+        flops: All FLOPs.
+        by_dtype: FLOPs by dtype.
+        by_phase: FLOPs by phase; recomputation counts as backward.
+        recomputed: FLOPs of recomputation, included in `flops`.
+        exact: False where a `while` counts as one trip.
+    """
 
     flops: int
     by_dtype: Mapping[str, int]
@@ -48,27 +61,33 @@ class Totals:
     exact: bool
 
 
-def counted(program: Program, flow: Flow, phase: Mapping[int, str] | None = None) -> tuple[Work, ...]:
-    """The work of every product, bodies included, in the order of the program. Of the branches of a `cond` the one with
-    most FLOPs counts, and the others are left out. `phase`: of every equation, where that is known.
+def count_work(program: Program, flow: Flow, phase: Mapping[int, str] | None = None) -> tuple[Work, ...]:
+    """Return the work of every product, bodies included, in program order.
+
+    Of the branches of a `cond` only the branch with most FLOPs counts.
+
+    Args:
+        program: The step.
+        flow: Dataflow of `program`.
+        phase: Phase of every equation, by index; None to derive the phases.
 
     >>> import jax, jax.numpy as jnp
     >>> program = Program(jax.make_jaxpr(jnp.matmul)(jnp.ones((8, 4)), jnp.ones((4, 2))))
-    >>> [(w.flops, w.dtype, w.bytes, w.phase) for w in counted(program, Flow(program))]
+    >>> [(w.flops, w.dtype, w.bytes, w.phase) for w in count_work(program, Flow(program))]
     [(128, 'float32', 224, 'forward')]
     """
-    return tuple(_inside(program.top, phase or phases(program, flow), flow.used))
+    return tuple(_count_body(program.top, phase or equation_phases(program, flow), flow.live_values))
 
 
-def totals(works: Iterable[Work]) -> Totals:
-    """The sums of `counted`."""
+def total_work(works: Iterable[Work]) -> WorkTotals:
+    """Return the sums over `works`."""
     works = tuple(works)
     by_dtype: Counter[str] = Counter()
     by_phase: Counter[str] = Counter(dict.fromkeys((FORWARD, BACKWARD, UPDATE), 0))
     for w in works:
         by_dtype[w.dtype] += w.flops
         by_phase[w.phase] += w.flops
-    return Totals(
+    return WorkTotals(
         flops=_flops(works),
         by_dtype=dict(by_dtype),
         by_phase=dict(by_phase),
@@ -77,58 +96,66 @@ def totals(works: Iterable[Work]) -> Totals:
     )
 
 
-def parts(e: Equation, axes_of: Callable[[Value], Sequence[Sequence[str]]], sizes: Mapping[str, int]) -> int:
-    """Over how many devices the work of a product is divided: along every mesh axis that divides a dimension of its
-    operands or its result, each once (a dimension that is summed over divides the sum).
+def num_shards(e: Equation, axes_of: Callable[[Value], Sequence[Sequence[str]]], sizes: Mapping[str, int]) -> int:
+    """Return the number of devices over which the work of a product is divided.
 
-    `axes_of`: the mesh axes of every dimension of a value. `sizes`: devices along each mesh axis.
+    The product of the sizes of all mesh axes that divide a dimension of an operand or the result, each axis counted
+    once; an axis on a contracted dimension divides the sum.
+
+    Args:
+        e: The product.
+        axes_of: Function from a value to the mesh axes of each dimension.
+        sizes: Devices along each mesh axis.
     """
-    specs = (axes_of(v) for v in (*e.ins[:2], e.outs[0]) if v is not None)
+    specs = (axes_of(v) for v in (*e.operands[:2], e.results[0]) if v is not None)
     return prod(sizes[a] for a in {a for dims in specs for axes in dims for a in axes})
 
 
 def multiply_adds(e: Equation) -> int:
-    """The multiply-adds of a product, or of several that are one primitive, each time that it runs."""
-    contraction, shapes = e.contraction, [shape_of(v) for v in e.eqn.invars]
-    if e.primitive.counts is not None:
-        return e.primitive.counts(e.params, shapes)
+    """Return the multiply-adds of one run of a product, or of a primitive that consists of several products."""
+    contraction, shapes = e.contraction, [shape_of(v) for v in e.jaxpr_eqn.invars]
+    if e.primitive.fused_multiply_adds is not None:
+        return e.primitive.fused_multiply_adds(e.params, shapes)
     assert contraction is not None
-    return e.primitive.work(contraction, e.params, shapes, shape_of(e.eqn.outvars[0]))
+    return e.primitive.multiply_adds(contraction, e.params, shapes, shape_of(e.jaxpr_eqn.outvars[0]))
 
 
-def unseen(program: Program) -> tuple[str, ...]:
-    """The names of the step's primitives that may do much work of which `counted` knows nothing: kernels, callbacks,
-    what a `shard_map` holds, decompositions, Fourier transforms."""
-    return tuple(sorted({e.name for e in program.equations if e.primitive.unseen}))
+def uncounted_primitives(program: Program) -> tuple[str, ...]:
+    """Return the sorted names of the step's primitives that may do much work not counted here.
+
+    Kernels, callbacks, the bodies of `shard_map`, decompositions, Fourier transforms.
+    """
+    return tuple(sorted({e.name for e in program.equations if e.primitive.unknown_flops}))
 
 
-def _inside(
-    scope: Scope,
-    phase: Mapping[int, str],
-    used: Set[Value],
-    recomputed: bool = False,
-    exact: bool = True,
+def _count_body(
+    scope: SubJaxpr, phase: Mapping[int, str], used: Set[Value], recomputed: bool = False, exact: bool = True
 ) -> list[Work]:
+    """Return the work of the products in a body and in the bodies within."""
     works = []
     for e in scope.equations:
-        again = recomputed or REMATTED in str(e.eqn.source_info.name_stack)
-        if (e.primitive.product or e.primitive.counts) and not used.isdisjoint(e.outs):
-            works.append(_work(e, phase[e.index], again, exact))
-        known = exact and not e.is_while
-        bodies = [_inside(door.scope, phase, used, again, known) for door in e.doors]
+        in_remat = recomputed or REMAT_SCOPE in str(e.jaxpr_eqn.source_info.name_stack)
+        # XLA drops products whose results nothing uses.
+        if (e.primitive.is_product or e.primitive.fused_multiply_adds) and not used.isdisjoint(e.results):
+            works.append(_work(e, phase[e.index], in_remat, exact))
+        exact_bodies = exact and not e.is_while
+        bodies = [_count_body(door.sub_jaxpr, phase, used, in_remat, exact_bodies) for door in e.bodies]
+        # One branch runs; the largest is an upper bound.
         for body in [max(bodies, key=_flops)] if e.is_cond else bodies:
             works += body
     return works
 
 
 def _work(e: Equation, phase: str, recomputed: bool, exact: bool) -> Work:
-    avals: list[Any] = [v.aval for v in (*e.eqn.invars, *e.eqn.outvars)]
+    """Return the work of one product."""
+    avals: list[Any] = [v.aval for v in (*e.jaxpr_eqn.invars, *e.jaxpr_eqn.outvars)]
+    # Eight elements fill whole bytes also for types narrower than a byte.
     dtype = max((a.dtype for a in avals[:2]), key=lambda d: array_bytes((8,), d))
     return Work(
         equation=e.index,
-        flops=2 * e.trips * multiply_adds(e),
+        flops=2 * e.trip_count * multiply_adds(e),
         dtype=dtype.name,
-        bytes=e.trips * sum(map(nbytes, avals)),
+        bytes=e.trip_count * sum(map(nbytes, avals)),
         phase=phase,
         recomputed=recomputed,
         exact=exact,

@@ -1,4 +1,4 @@
-"""What stands in the place of JAX's own functions while a thread traces a step, and no longer."""
+"""Replacements of JAX's own functions on a thread that traces a step, undone when the trace ends."""
 
 import functools
 import inspect
@@ -10,55 +10,56 @@ from types import FunctionType
 from typing import Any
 
 import jax
-from jax._src import (  # jax.grad, nnx and equinox all reach `api.vjp`; nothing here has a
+from jax._src import (  # no public equivalents; jax.grad, NNX and Equinox all call `api.vjp`
     ad_checkpoint,
     api,
     pjit,
 )
 from jax._src.config import check_tracer_leaks
-from jax._src.interpreters import partial_eval  # public form
+from jax._src.interpreters import partial_eval
 from jax._src.lax.control_flow.loops import associative_scan
 
-from ..temporary import ABSENT, Joined, Replaced, Shared, Temporary, Wrapped, attribute, code_of
-from .thread_state import replaced, undisturbed
+from ..temporary import ABSENT, ChangeGroup, Replaced, SharedChange, TemporaryChange, Wrapped, attribute, function_code
+from .thread_state import override_setting, preserve_thread_state
 
-Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
-Scan = Callable[..., Any]  # the same for jax.lax.associative_scan
+Vjp = Callable[..., Any]  # `jax.vjp`, or its replacement while a step is traced
+Scan = Callable[..., Any]  # `jax.lax.associative_scan`, or its replacement
 
 _config: Any = jax.config
 _VJP = ((api, "vjp"), (jax, "vjp"))
-# In JAX 0.10 and 0.12 all that traces a function (jit, scan, while, cond, checkpoint, shard_map, custom rules) asks
-# the first of these caches, by its name in its module; two more lie before it. They hold a jaxpr until its function
-# dies, which those of jax.numpy never do, the first without a limit.
-_CACHES = (
-    (partial_eval, "trace_to_jaxpr"),
-    (pjit, "_infer_params_cached"),
-    (ad_checkpoint, "_trace_to_jaxpr"),
-)
-_tracing: Any = jax.make_user_context(
-    None
-)  # one for all: each that is made becomes part of the keys of JAX's caches
+# In JAX 0.10 and 0.12 everything that traces a function (jit, scan, while, cond, checkpoint, shard_map, custom rules)
+# looks up the first of these caches, by its name in its module. The other two are asked before it. An entry lives as
+# long as its function, hence forever for functions of jax.numpy, and the first cache has no size limit.
+_CACHES = ((partial_eval, "trace_to_jaxpr"), (pjit, "_infer_params_cached"), (ad_checkpoint, "_trace_to_jaxpr"))
+_tracing: Any = jax.make_user_context(None)  # only one: every user context is part of the keys of JAX's caches
 _epoch = itertools.count(1)
-# `associative_scan` has another code while a step is traced: whoever imported it by name, and the derivative rules of
-# JAX's own running products and maxima, hold the function itself. The second one keeps JAX's code.
+# While a step is traced, the code object of `associative_scan` is replaced. A replaced attribute would not be seen by
+# modules that imported the function by name, nor by the derivative rules of JAX's cumulative products and maxima. The
+# copy `_original_scan` has JAX's code.
 _jax_scan = inspect.unwrap(associative_scan)
-_own_scan = FunctionType(_jax_scan.__code__, _jax_scan.__globals__, argdefs=_jax_scan.__defaults__)
+_original_scan = FunctionType(_jax_scan.__code__, _jax_scan.__globals__, argdefs=_jax_scan.__defaults__)
 
 
-def _traced_scan(fn, elems, reverse=False, axis=0):  # runs among the names of JAX's module
+def _scan_replacement(fn, elems, reverse=False, axis=0):  # runs with the globals of JAX's module, hence the import
     from jaxshard_magic.program.hooks import dispatched_scan
 
     return dispatched_scan(fn, elems, reverse, axis)
 
 
 def dispatched_scan(*args: Any) -> Any:
-    """`jax.lax.associative_scan`, or what the calling thread has in its place."""
-    return _own_scan(*args) if _mine.scan is None else _mine.scan(*args)
+    """Call `jax.lax.associative_scan`, or the calling thread's replacement."""
+    return _original_scan(*args) if _thread.scan is None else _thread.scan(*args)
 
 
-class _Mine(threading.local):
-    """What this thread traces with: `vjp` and `scan` in the place of JAX's, and functions by those that they stand for;
-    `looks_for_leaks`: whether the user's own code is to be looked at for leaked tracers, and nothing else."""
+class _ThreadHooks(threading.local):
+    """Replacements of the calling thread.
+
+    Attributes:
+        vjp: Replacement of `jax.vjp`.
+        scan: Replacement of `jax.lax.associative_scan`.
+        looks_for_leaks: Whether only the user's own code is checked for leaked tracers.
+        stand_ins: Stand-in functions used as cache keys, by the functions that they replace.
+    """
 
     vjp: Vjp | None = None
     scan: Scan | None = None
@@ -66,20 +67,21 @@ class _Mine(threading.local):
     stand_ins: dict[Callable[..., Any], Callable[..., Any]] | None = None
 
 
-_mine = _Mine()
+_thread = _ThreadHooks()
 
 
-class _Forgetting:
-    """A cache of JAX that knows what a thread traces by stand-ins: what it holds of them dies with them."""
+class _StandInCache:
+    """Cache of JAX that sees stand-ins for the functions traced by a thread, so that entries die with the stand-ins."""
 
     def __init__(self, cache: Any):
         self._cache = cache
 
     def __call__(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        stand_ins = _mine.stand_ins
+        stand_ins = _thread.stand_ins
         if stand_ins is not None:
             stand_in = functools.partial(fun)
-            # What is kept here would be a leak of the tracers that the function closes over.
+            # Under JAX's leak check nothing is stored: a stored function would count as a leak of the tracers that it
+            # closes over.
             fun = stand_in if _config.jax_check_tracer_leaks else stand_ins.setdefault(fun, stand_in)
         return self._cache(fun, *args, **kwargs)
 
@@ -87,69 +89,88 @@ class _Forgetting:
         return getattr(self._cache, name)
 
 
-def _dispatching(inner: Vjp) -> Vjp:
-    """`inner`, or what the calling thread has in its place."""
+def _dispatch_vjp(inner: Vjp) -> Vjp:
+    """Return `inner` as a function that calls the calling thread's `vjp`, or `inner` without one."""
 
     @functools.wraps(inner)
     def vjp(*args: Any, **options: Any) -> Any:
-        return (_mine.vjp or inner)(*args, **options)
+        return (_thread.vjp or inner)(*args, **options)
 
     return vjp
 
 
-# JAX's functions, replaced from the first thread that begins to trace to the last that ends, in any order.
-_api_vjp = Wrapped(attribute(api, "vjp"), _dispatching)
-_hooks = Shared(
-    Joined(
+# Installed while any thread traces: several threads may begin and end in any order. One replacement serves all of them;
+# each thread looks up its own hooks.
+_api_vjp = Wrapped(attribute(api, "vjp"), _dispatch_vjp)
+_hooks = SharedChange(
+    ChangeGroup(
         _api_vjp,
-        Wrapped(attribute(jax, "vjp"), _dispatching),
-        *(Wrapped(attribute(module, name), _Forgetting) for module, name in _CACHES),
-        Replaced(code_of(_jax_scan), _traced_scan.__code__),
+        Wrapped(attribute(jax, "vjp"), _dispatch_vjp),
+        *(Wrapped(attribute(module, name), _StandInCache) for module, name in _CACHES),
+        Replaced(function_code(_jax_scan), _scan_replacement.__code__),
     )
 )
 
 
-def _of_thread(name: str, value: Any) -> Replaced:
-    return Replaced(attribute(_mine, name), value)
+def _set_thread_hook(name: str, value: Any) -> Replaced:
+    """Return the temporary replacement of one attribute of `_ThreadHooks` on this thread."""
+    return Replaced(attribute(_thread, name), value)
 
 
-def anew() -> Temporary:
-    """Inside, this thread traces jits that already ran anew, and JAX's caches forget at the end what it traced.
+def trace_afresh() -> TemporaryChange:
+    """Trace jits again inside the context, even those that ran before; JAX's caches forget the traces at its end.
 
-    Entries that the session made itself stay.
+    Cache entries of the session itself stay.
     """
-    return Joined(undisturbed(), _hooks(), replaced(_tracing._obj, next(_epoch)), _of_thread("stand_ins", {}))
+    # A user context with a new value changes the keys of JAX's caches, so no earlier trace is found.
+    return ChangeGroup(
+        preserve_thread_state(),
+        _hooks(),
+        override_setting(_tracing._obj, next(_epoch)),
+        _set_thread_hook("stand_ins", {}),
+    )
 
 
-def gradients_by(seen: Callable[[Vjp], Vjp]) -> Temporary:
-    """While this thread traces, its gradient calls, in jits that already ran too, are made with `seen(jax.vjp)`."""
+def hook_vjp(wrap: Callable[[Vjp], Vjp]) -> TemporaryChange:
+    """Make the gradient calls of this thread with `wrap(jax.vjp)`, inside jits that already ran too.
+
+    Args:
+        wrap: Function from the current `jax.vjp` to its replacement.
+    """
 
     def around(outer: Any) -> Vjp:
-        return seen(_api_vjp.before if outer is ABSENT else outer)
+        return wrap(_api_vjp.original if outer is ABSENT else outer)
 
-    return Joined(anew(), Wrapped(attribute(_mine, "vjp"), around))
+    return ChangeGroup(trace_afresh(), Wrapped(attribute(_thread, "vjp"), around))
 
 
-def scans_by(seen: Callable[[Scan], Scan]) -> Temporary:
-    """While this thread traces, associative scans, in jits that already ran too, are made with
-    `seen(jax.lax.associative_scan)`."""
+def hook_associative_scan(wrap: Callable[[Scan], Scan]) -> TemporaryChange:
+    """Make the associative scans of this thread with `wrap(jax.lax.associative_scan)`.
+
+    Scans in jits that already ran are included.
+
+    Args:
+        wrap: Function from the current function to its replacement.
+    """
 
     def around(outer: Any) -> Scan:
-        return seen(_own_scan if outer is ABSENT else outer)
+        return wrap(_original_scan if outer is ABSENT else outer)
 
-    return Joined(anew(), Wrapped(attribute(_mine, "scan"), around))
+    return ChangeGroup(trace_afresh(), Wrapped(attribute(_thread, "scan"), around))
 
 
-def retracing() -> Temporary:
-    """For what traces a step, whose thread leaves it as it came. Inside, JAX looks for leaked tracers in what
-    `users_own` holds alone, where it is to look for any: what is traced again of a step keeps tracers for a while, and
-    to look takes it seconds each time."""
+def retrace_context() -> TemporaryChange:
+    """Restore the thread's JAX state after code that traces a step, and restrict JAX's check for leaked tracers.
+
+    Where the check is on, only the bodies of `user_code` contexts are checked.
+    """
     if not _config.jax_check_tracer_leaks:
-        return undisturbed()
-    looks = replaced(check_tracer_leaks, False), _of_thread("looks_for_leaks", True)
-    return Joined(undisturbed(), *looks)
+        return preserve_thread_state()
+    # Retracing refers to tracers of a step for a while, and each check for leaks would take seconds.
+    looks = override_setting(check_tracer_leaks, False), _set_thread_hook("looks_for_leaks", True)
+    return ChangeGroup(preserve_thread_state(), *looks)
 
 
-def users_own() -> AbstractContextManager[Any]:
-    """A context in which the user's own code is traced."""
-    return jax.check_tracer_leaks(True) if _mine.looks_for_leaks else nullcontext()
+def user_code() -> AbstractContextManager[Any]:
+    """Return a context for tracing the user's own code, checked for leaked tracers where the user wants it."""
+    return jax.check_tracer_leaks(True) if _thread.looks_for_leaks else nullcontext()

@@ -1,4 +1,4 @@
-"""Which output of a step is its loss: what its gradient calls differentiate, else what the user calls so."""
+"""Identification of a step's loss among its outputs: the value of its gradient calls, else an output named loss."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,141 +7,152 @@ from functools import cached_property
 import jax.numpy as jnp
 from jax.tree_util import DictKey, KeyPath
 
-from .flow import Flow, by_alias
+from .flow import Flow, follow_aliases
 from .ir import Equation, Value
 from .trace import Traced
 
-MOST = 2**16  # elements; of a longer array nobody means the last one
+MAX_VECTOR_SIZE = 2**16  # elements; the last element of a longer array is hardly meant as the loss
 
 
 def find_loss(traced: Traced, flow: Flow, state: Collection[int]) -> int | None:
-    """Return the output that is the loss, or whose last element is: a scalar, else a vector (an epoch in one scan).
+    """Return the output that is the loss, or whose last element is; None where there is none.
 
-    The value of a gradient call comes first, as it is, scaled, or in a mean or a sum of several; of these what is named
-    loss, then a total. Where none is an output, an output that is named loss, else whose name has the word and that is
-    not a part of what is differentiated; else the only number, where it may be a loss; else what is made of the value.
+    A scalar comes first, else a vector (an epoch in one scan). The value of a gradient call comes first: as it is,
+    scaled, or in a mean or a sum of several. Among several outputs an output named loss wins, then a total. Where no
+    output comes from such a value: an output named loss; else an output whose name contains the word and that is no
+    part of the differentiated value; else the only number, where it may be a loss; else a number made of the value.
 
     Args:
-        traced: the step.
-        flow: of its program.
-        state: the outputs that are the next value of an input.
+        traced: The step.
+        flow: Dataflow of its program.
+        state: Outputs that are the next value of an input.
     """
-    avals, written = traced.closed.out_avals, set(traced.in_paths)
+    avals, input_paths = traced.closed.out_avals, set(traced.in_paths)
     names = [_name(path) for path in traced.out_paths]
     floats = [o for o, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
     scalars = [o for o in floats if not avals[o].shape]
-    vectors = [o for o in floats if 0 < len(avals[o].shape) <= 2 and 0 < avals[o].size <= MOST]
-    known = _Losses(flow)
+    vectors = [o for o in floats if 0 < len(avals[o].shape) <= 2 and 0 < avals[o].size <= MAX_VECTOR_SIZE]
+    relations = _LossRelations(flow)
     for outputs in (scalars, vectors):
-        every = {o: v for o in outputs if (v := flow.program.outputs[o]) is not None}
-        values = {o: v for o, v in every.items() if o not in state and traced.out_paths[o] not in written}
-        found = [o for o, v in values.items() if known.related(v)]
-        found = found or [
-            o for o, v in every.items() if v in known.times
-        ]  # the state may keep it, or look like it
-        if found:
-            return min(found, key=lambda o: (*_rank(names[o]), every[o] not in known.same, o))
+        value_by_output = {o: v for o in outputs if (v := flow.program.outputs[o]) is not None}
+        values = {o: v for o, v in value_by_output.items() if o not in state and traced.out_paths[o] not in input_paths}
+        related = [o for o, v in values.items() if relations.is_related(v)]
+        # The loss may be among the outputs matched as state: a state may store the loss, or have its shape.
+        related = related or [o for o, v in value_by_output.items() if v in relations.scaled_values]
+        if related:
+            return min(related, key=lambda o: (*_rank(names[o]), value_by_output[o] not in relations.aliases, o))
         if (named := next((o for o in values if names[o] == "loss"), None)) is not None:
             return named
-        whole = [o for o, v in values.items() if "loss" in names[o] and v not in known.parts]
-        if whole:
-            return min(whole, key=lambda o: (*_rank(names[o]), o))
-        if len(values) == 1 and not names[next(iter(values))] and known.may_be(*values.values()):
+        named_losses = [o for o, v in values.items() if "loss" in names[o] and v not in relations.ancestors]
+        if named_losses:
+            return min(named_losses, key=lambda o: (*_rank(names[o]), o))
+        if len(values) == 1 and not names[next(iter(values))] and relations.may_be_loss(*values.values()):
             return next(iter(values))
-        made = next((o for o, v in values.items() if v in known.made and not names[o]), None)
-        if made is not None:
-            return made
+        derived = next((o for o, v in values.items() if v in relations.descendants and not names[o]), None)
+        if derived is not None:
+            return derived
     return None
 
 
 @dataclass(frozen=True)
-class _Losses:
-    """What the values of a step have to do with those that its gradient calls differentiate."""
+class _LossRelations:
+    """Relations of a step's values to the scalars differentiated by its gradient calls.
+
+    Attributes:
+        flow: Dataflow of the step.
+    """
 
     flow: Flow
 
     @cached_property
-    def same(self) -> set[Value]:
-        """These values in any form."""
-        return self.flow.forward(self.flow.values, by_alias)
+    def aliases(self) -> set[Value]:
+        """The differentiated scalars in any form."""
+        return self.flow.descendants(self.flow.loss_values, follow_aliases)
 
     @cached_property
-    def times(self) -> set[Value]:
-        """These values times or over another number, such as a loss scale."""
-        return self.flow.forward(self.flow.values, _by_scale)
+    def scaled_values(self) -> set[Value]:
+        """The differentiated scalars times or over another number, such as a loss scale."""
+        return self.flow.descendants(self.flow.loss_values, _follow_scalings)
 
     @cached_property
-    def sums(self) -> set[Value]:
-        """What is linear in them: scaled, a mean over microbatches or devices, the sum of several losses."""
-        return self.flow.forward(self.flow.values, _linear)
+    def linear_values(self) -> set[Value]:
+        """Values linear in the differentiated scalars: scaled, a mean over microbatches or devices, a sum."""
+        return self.flow.descendants(self.flow.loss_values, _follow_linear)
 
     @cached_property
-    def scaled(self) -> set[Value]:
-        """What they are made of by a scale alone, as under a loss scale, and that depends on what is differentiated."""
-        return self.flow.back(self.flow.values, _by_scale).keys() & self._of_weights
+    def unscaled_values(self) -> set[Value]:
+        """Values that depend on weights and become a differentiated scalar by a scale alone (a loss scale)."""
+        return self.flow.ancestors(self.flow.loss_values, _follow_scalings).keys() & self._weight_descendants
 
     @cached_property
-    def made(self) -> set[Value]:
-        """All that is made of them."""
-        return self.flow.forward(self.flow.values)
+    def descendants(self) -> set[Value]:
+        """All values made from the differentiated scalars."""
+        return self.flow.descendants(self.flow.loss_values)
 
     @cached_property
-    def parts(self) -> Collection[Value]:
-        """All that they are made of."""
-        return self.flow.back(self.flow.values).keys()
+    def ancestors(self) -> Collection[Value]:
+        """All values from which the differentiated scalars are made."""
+        return self.flow.ancestors(self.flow.loss_values).keys()
 
     @cached_property
-    def _of_weights(self) -> set[Value]:
-        """What is made of what gradient calls differentiate, through numbers that have derivatives."""
+    def _weight_descendants(self) -> set[Value]:
+        """Values made from the arguments of gradient calls, through numbers with derivatives."""
         inputs = self.flow.program.inputs
-        marked = [v for e in self.flow.differentiated for v in e.ins]
-        start = {inputs[i] for i in self.flow.inputs_behind(marked, by_alias)}
-        start |= {v for e in self.flow.differentiated for v in e.outs}
+        marked = [v for e in self.flow.differentiation_marks for v in e.operands]
+        start = {inputs[i] for i in self.flow.input_ancestors(marked, follow_aliases)}
+        start |= {v for e in self.flow.differentiation_marks for v in e.results}
         avals = self.flow.program.avals
-        return self.flow.forward(start, lambda v, *_: jnp.issubdtype(avals[v].dtype, jnp.inexact))
+        return self.flow.descendants(start, lambda v, *_: jnp.issubdtype(avals[v].dtype, jnp.inexact))
 
     @cached_property
-    def _late(self) -> set[Value]:
-        """What is made of gradients."""
-        return self.flow.forward(self.flow.gradients)
+    def _gradient_descendants(self) -> set[Value]:
+        """Values made from gradients."""
+        return self.flow.descendants(self.flow.gradients)
 
-    def related(self, value: Value) -> bool:
-        return value in self.sums or value in self.scaled
+    def is_related(self, value: Value) -> bool:
+        """Return whether `value` is linear in a differentiated scalar, or becomes such a scalar by a scale."""
+        return value in self.linear_values or value in self.unscaled_values
 
-    def may_be(self, value: Value) -> bool:
-        """Whether a number may be a loss by what it is made of: any may in a step that takes no gradient."""
-        alone = not self.flow.gradients and not self.flow.values
-        return alone or value in self.made or (value in self._of_weights and value not in self._late)
+    def may_be_loss(self, value: Value) -> bool:
+        """Return whether a number may be a loss, by its origin; any number may in a step that takes no gradient."""
+        alone = not self.flow.gradients and not self.flow.loss_values
+        return (
+            alone
+            or value in self.descendants
+            or (value in self._weight_descendants and value not in self._gradient_descendants)
+        )
 
 
-def _linear(v: Value, w: Value, e: Equation | None) -> bool:
-    """Whether a value is linear in one that it is made from."""
-    if e is None or by_alias(v, w, e) or _scales(w, e):
+def _follow_linear(v: Value, w: Value, e: Equation | None) -> bool:
+    """Return whether an edge leads to a value linear in the value read. An edge filter."""
+    if e is None or follow_aliases(v, w, e) or _is_scaling_of(w, e):
         return True
     does = e.primitive
-    summed = does.elementwise or does.reduces
-    return does.across is not None or (summed and does.linear is not None and w in e.ins[does.linear])
+    summed = does.is_elementwise or does.is_combinable
+    return does.collective_output is not None or (
+        summed and does.linear_operands is not None and w in e.operands[does.linear_operands]
+    )
 
 
-def _by_scale(v: Value, w: Value, e: Equation | None) -> bool:
-    """Whether a value is one that it is made from, times or over another number."""
-    return by_alias(v, w, e) or (e is not None and _scales(w, e))
+def _follow_scalings(v: Value, w: Value, e: Equation | None) -> bool:
+    """Return whether an edge leads to the value read times or over another number. An edge filter."""
+    return follow_aliases(v, w, e) or (e is not None and _is_scaling_of(w, e))
 
 
-def _scales(w: Value, e: Equation) -> bool:
-    """Whether an equation multiplies or divides a value by another."""
+def _is_scaling_of(w: Value, e: Equation) -> bool:
+    """Return whether an equation multiplies or divides `w` by another value."""
     does = e.primitive
-    if does.in_each:
-        return e.ins.count(w) == 1
-    return does.elementwise and does.linear is not None and [*e.ins[does.linear]] == [w]
+    if does.bilinear:
+        return e.operands.count(w) == 1  # w * w is no scaling
+    return does.is_elementwise and does.linear_operands is not None and [*e.operands[does.linear_operands]] == [w]
 
 
 def _rank(name: str) -> tuple[bool, bool]:
-    """The sooner the better: what is called loss, then a total."""
+    """Return the sort key of an output's name: names equal to loss first, then names with the word total."""
     return name != "loss", "total" not in name
 
 
 def _name(path: KeyPath) -> str:
-    """The innermost name in an output's path, in lower case; the result of a function has none."""
+    """Return the innermost name in an output's path, in lower case; empty for the result of a function."""
     keys = [key.key if isinstance(key, DictKey) else getattr(key, "name", None) for key in path[1:]]
     return next((key.lower() for key in reversed(keys) if isinstance(key, str)), "")

@@ -1,14 +1,14 @@
-"""In which memory arrays lie: the devices' own, or the host's.
+"""Translate between JAX's two names for the memory of an array: memory kinds and memory spaces.
 
-JAX names it twice: a sharding has a memory kind ("pinned_host"), an array's type a memory space. Of the kinds only
-"pinned_host" is a space of its own; what is "unpinned_host" has the type of an array on its device (jax 0.10 to 0.12).
+A sharding has a memory kind ("pinned_host"), an aval has a memory space. Only the kind "pinned_host" has a space of its
+own: an "unpinned_host" array has the aval of an array on a device (jax 0.10 to 0.12).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src.core import MemorySpace, ShapedArray  # jax.memory and jax.core have them without a type
+from jax._src.core import MemorySpace, ShapedArray  # untyped in jax.memory and jax.core
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 HOST = "pinned_host"
@@ -16,7 +16,7 @@ HOST_KINDS = (HOST, "unpinned_host")
 
 
 def memory_kind(x: Any) -> str | None:
-    """The memory kind of an array, a shape or a type on the host; None on the devices.
+    """Return the host memory kind of an array, shape or aval; None in device memory.
 
     >>> import jax.numpy as jnp
     >>> memory_kind(jnp.ones(4)) is None
@@ -29,43 +29,62 @@ def memory_kind(x: Any) -> str | None:
     return HOST if getattr(x, "memory_space", None) is MemorySpace.Host else None
 
 
-def space_of(kind: str | None) -> MemorySpace:
-    """The memory space of a memory kind."""
+def memory_space(kind: str | None) -> MemorySpace:
+    """Return the memory space of a memory kind; None is device memory."""
     return MemorySpace.Host if kind == HOST else MemorySpace.Device
 
 
-def shape_in(shape: Sequence[int], dtype: Any, weak: bool, kind: str | None) -> jax.ShapeDtypeStruct:
-    """A shape with its memory kind, and nothing else of where it lies."""
+def shape_in_memory(shape: Sequence[int], dtype: Any, weak: bool, kind: str | None) -> jax.ShapeDtypeStruct:
+    """Return a `ShapeDtypeStruct` with a memory kind and no other placement.
+
+    Args:
+        shape: Shape.
+        dtype: Data type.
+        weak: Whether the type is weak.
+        kind: Memory kind; None for device memory, and no sharding.
+    """
     if kind is None:
         return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    # A ShapeDtypeStruct carries a memory kind only inside a sharding, so any device serves.
     anywhere = SingleDeviceSharding(jax.devices()[0], memory_kind=kind)
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak, sharding=anywhere)
 
 
-def lowered_as(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Shapes to lower a program with whose inputs lie as `shardings` say: JAX wants it of those on the host twice."""
+def shapes_for_lowering(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """Return shapes to lower a program with.
+
+    JAX requires the sharding of a host input twice: in the shape here, and in the `in_shardings` of the jitted
+    function.
+
+    Args:
+        shapes: Shapes of the inputs.
+        shardings: Shardings of the inputs; only those in host memory are written into the shapes.
+    """
     return [
         jax.ShapeDtypeStruct(
-            x.shape,
-            x.dtype,
-            weak_type=bool(x.weak_type),
-            sharding=at if at.memory_kind in HOST_KINDS else None,
+            x.shape, x.dtype, weak_type=bool(x.weak_type), sharding=at if at.memory_kind in HOST_KINDS else None
         )
         for x, at in zip(shapes, shardings, strict=True)
     ]
 
 
-def traced_as(x: Any) -> Any:
-    """The type to trace a shape with: JAX reads the host's memory of one device as that of the device."""
+def aval_for_tracing(x: Any) -> Any:
+    """Return the aval to trace a shape with; anything in device memory is returned unchanged."""
     if not isinstance(x, jax.ShapeDtypeStruct) or memory_kind(x) is None:
         return x
-    space = space_of(memory_kind(x))
+    # JAX traces a ShapeDtypeStruct with a single-device sharding as in device memory; an aval keeps its memory space.
+    space = memory_space(memory_kind(x))
     return ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type), memory_space=space)
 
 
-def on_host(result: Any, which: Any) -> Any:
-    """`result` with those arrays put on the host for which `which`, a prefix of its tree, is true; None for none."""
-    if which is None:
+def put_on_host(result: Any, prefix: Any) -> Any:
+    """Move some arrays of a result to host memory.
+
+    Args:
+        result: Any pytree of arrays.
+        prefix: Prefix of the tree of `result`, true for arrays to move; None moves nothing.
+    """
+    if prefix is None:
         return result
-    flags = jax.tree.broadcast(which, result)
+    flags = jax.tree.broadcast(prefix, result)
     return jax.tree.map(lambda x, flag: jax.device_put(x, MemorySpace.Host) if flag else x, result, flags)

@@ -1,4 +1,4 @@
-"""Which part of a step an equation belongs to: forward, backward or update."""
+"""Assign equations to the phase of a step: forward, backward or update."""
 
 from collections.abc import Iterator
 
@@ -8,32 +8,37 @@ from .ir import Equation, Program
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
-def phases(program: Program, flow: Flow) -> dict[int, str]:
-    """The phase of every equation, by its index.
+def equation_phases(program: Program, flow: Flow) -> dict[int, str]:
+    """Return the phase of every equation, by index.
 
-    jax names the stack of an equation of a gradient call `jvp` in its forward pass and `transpose` in its backward one,
-    and all in its bodies belongs there; of the rest, what depends on a gradient is the update, and what only it reads,
-    as a step's learning rate. A step that takes no gradients is forward as a whole.
+    Bodies belong to the phase of their equation. The update is everything that depends on a gradient, and everything
+    read by nothing else, such as a learning rate. A step without gradients is all forward.
     """
-    late, phase_of = flow.forward(flow.gradients), {}
-    only_late = flow.back(late).keys() - flow.back({*flow.gradients, *flow.values}).keys()
-    for e, stack in _stacks(program):
-        of_update = any(v in late for v in (*e.ins, *e.outs)) or any(v in only_late for v in e.outs)
-        made_late = "jvp(" not in stack and of_update
-        phase_of[e.index] = BACKWARD if "transpose(" in stack else UPDATE if made_late else FORWARD
+    after_gradients, phase_of = flow.descendants(flow.gradients), {}
+    only_for_update = (
+        flow.ancestors(after_gradients).keys() - flow.ancestors({*flow.gradients, *flow.loss_values}).keys()
+    )
+    for e, stack in _name_stacks(program):
+        reaches_update = any(v in after_gradients for v in (*e.operands, *e.results)) or any(
+            v in only_for_update for v in e.results
+        )
+        # JAX marks the name stack of a gradient call with `jvp(` in the forward pass and `transpose(` in the backward
+        # pass.
+        is_update = "jvp(" not in stack and reaches_update
+        phase_of[e.index] = BACKWARD if "transpose(" in stack else UPDATE if is_update else FORWARD
     return phase_of
 
 
-def beside_gradients(program: Program) -> set[int]:
-    """Return the equations, by index, that are in no gradient call of a step: what stands before, between and behind
-    these."""
-    return {e.index for e, stack in _stacks(program) if "jvp(" not in stack and "transpose(" not in stack}
+def outside_gradients(program: Program) -> set[int]:
+    """Return the indices of equations outside of gradient calls: before, between and after them."""
+    return {e.index for e, stack in _name_stacks(program) if "jvp(" not in stack and "transpose(" not in stack}
 
 
-def _stacks(program: Program) -> Iterator[tuple[Equation, str]]:
-    """Yield each equation with the names of those that it is inside of, and its own."""
+def _name_stacks(program: Program) -> Iterator[tuple[Equation, str]]:
+    """Yield each equation with its name stack, prefixed by those of all enclosing equations."""
     todo = [(e, "") for e in program.top.equations]
     for e, outside in todo:
-        stack = f"{outside}/{e.eqn.source_info.name_stack}"
+        # An equation in a body does not carry the name stack of the equation around it.
+        stack = f"{outside}/{e.jaxpr_eqn.source_info.name_stack}"
         yield e, stack
-        todo += [(inner, stack) for door in e.doors for inner in door.scope.equations]
+        todo += [(inner, stack) for body in e.bodies for inner in body.sub_jaxpr.equations]

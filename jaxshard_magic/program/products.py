@@ -1,9 +1,9 @@
-"""The products of a step (matmuls, convolutions): their operands' dimensions, FLOPs, and which one is a weight."""
+"""Products of a step (matmuls, convolutions): dimension classes of the operands, FLOPs, weight operands."""
 
 import math
 from dataclasses import dataclass
 
-from .dimensions import Dimensions, Storage
+from .dimensions import Dimensions, StorageClasses
 from .flops import multiply_adds
 from .ir import Equation
 from .primitives.contractions import Contraction
@@ -11,11 +11,18 @@ from .primitives.contractions import Contraction
 
 @dataclass(frozen=True)
 class Product:
-    """`left`, `right`, `out`: dimension classes; `contracted`: those summed over; `groups`:
-    those that count groups of rows (experts).
+    """Product equation.
 
-    `flops` and `out_bytes` are of one step, loop trips multiplied in. `weights`: which operands have no batch
-    dimension (0 left, 1 right).
+    Attributes:
+        equation: The equation.
+        left: Dimension classes of the left operand.
+        right: Dimension classes of the right operand.
+        out: Dimension classes of the result.
+        contracted: Classes summed over.
+        groups: Classes that count groups of rows (experts).
+        flops: FLOPs per step, loop trips multiplied in.
+        out_bytes: Bytes of the result per step, loop trips multiplied in.
+        weight_operands: Operands without a batch dimension: 0 left, 1 right.
     """
 
     equation: Equation
@@ -26,35 +33,44 @@ class Product:
     groups: frozenset[int]
     flops: int
     out_bytes: int
-    weights: tuple[int, ...]
+    weight_operands: tuple[int, ...]
 
     @property
-    def tensors(self) -> tuple[tuple[int, ...], ...]:
+    def dim_classes(self) -> tuple[tuple[int, ...], ...]:
+        """Dimension classes of left operand, right operand and result."""
         return self.left, self.right, self.out
 
 
-def products(dims: Dimensions, storage: Storage) -> list[Product]:
-    """Every product of the program, in order."""
+def find_products(dims: Dimensions, storage: StorageClasses) -> list[Product]:
+    """Return all products of the program, in order.
+
+    Args:
+        dims: Dimension classes of the program.
+        storage: Batch dimensions of the program.
+    """
     contractions = ((e, e.contraction) for e in dims.program.equations)
     return [_product(dims, storage, e, c) for e, c in contractions if c is not None]
 
 
-def _product(dims: Dimensions, storage: Storage, e: Equation, contraction: Contraction) -> Product:
+def _product(dims: Dimensions, storage: StorageClasses, e: Equation, contraction: Contraction) -> Product:
     program = dims.program
-    tensors = (*e.ins[:2], e.outs[0])
+    tensors = (*e.operands[:2], e.results[0])
     shapes = [() if v is None else program.shapes[v] for v in tensors]
-    classes = [tuple(dims.of(v)) for v in tensors]
-    count = e.trips * math.prod(shapes[2])
+    classes = [tuple(dims.classes_of(v)) for v in tensors]
+    count = e.trip_count * math.prod(shapes[2])
     return Product(
         equation=e,
         left=classes[0],
         right=classes[1],
         out=classes[2],
         contracted=frozenset(classes[0][d] for d in contraction.summed if classes[0]),
+        # `group_dims` numbers the result -1.
         groups=frozenset(
-            c for k, d in contraction.by_group for c in dims.of(e.outs[0] if k < 0 else e.ins[k])[d : d + 1]
+            c
+            for k, d in contraction.group_dims
+            for c in dims.classes_of(e.results[0] if k < 0 else e.operands[k])[d : d + 1]
         ),
-        flops=2 * e.trips * multiply_adds(e),
-        out_bytes=count * program.avals[e.outs[0]].dtype.itemsize,
-        weights=tuple(k for k, v in enumerate(e.ins[:2]) if v is not None and not storage.batchy(v)),
+        flops=2 * e.trip_count * multiply_adds(e),
+        out_bytes=count * program.avals[e.results[0]].dtype.itemsize,
+        weight_operands=tuple(k for k, v in enumerate(e.operands[:2]) if v is not None and not storage.has_batch(v)),
     )

@@ -1,4 +1,4 @@
-"""Run a program again before its gradients are taken: what decides how it is differentiated stays."""
+"""Re-emit a program that is still to be differentiated."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,45 +8,63 @@ from jax.extend.core import ClosedJaxpr
 
 from . import control_flow
 from .emit import Emitter
-from .ir import Equation, Program, Scope
+from .ir import Equation, Program, SubJaxpr
 from .primitives import bind
-from .references import discharged
+from .references import discharge_references
 
 
 class Replay(Emitter):
-    """As `Emitter`, for a loss that is still to be differentiated: custom derivative rules and remat stay; jits are
-    opened. A subclass rewrites equations in `before`, `equation` and `after`."""
+    """Emitter for a loss: keeps custom derivative rules and remat, inlines jits.
 
-    def equation(self, e: Equation, values: list) -> list:
-        if e.primitive.custom:
-            return self.after(e, bind(e.eqn, self.before(e, values)))
+    `Emitter` inlines derivative rules as well, since gradients of its programs have been taken. Subclasses rewrite
+    equations with the same hooks.
+    """
+
+    def run_equation(self, e: Equation, values: list) -> list:
+        if e.primitive.custom_derivative:
+            return self.after(e, bind(e.jaxpr_eqn, self.before(e, values)))
         if e.primitive.remat:
-            return control_flow.checkpoint(e, self._function(e.doors[0].scope), values)
-        return super().equation(e, values)
+            return control_flow.checkpoint(e, self._as_function(e.bodies[0].sub_jaxpr), values)
+        return super().run_equation(e, values)
 
 
-class ByBody(Replay):
-    """A replay that makes some things once for all that reads them in a body: `made`, empty where a body begins."""
+class PerBodyReplay(Replay):
+    """Replay with a cache per body, for results shared by everything that reads them in the same body.
+
+    Attributes:
+        cache: Empty at the start of a body.
+    """
 
     def __init__(self, program: Program):
         super().__init__(program)
-        self.made: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
 
-    def run(self, scope: Scope, args: Any) -> list:
-        outside, self.made = self.made, {}
+    def run(self, scope: SubJaxpr, args: Any) -> list:
+        # Tracers of one body must not be used in another, so each body has a cache of its own.
+        outer, self.cache = self.cache, {}
         try:
             return super().run(scope, args)
         finally:
-            self.made = outside
+            self.cache = outer
 
 
-def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:
-    """What a replay makes of its program, as a jaxpr; `avals`: other inputs than the program's. Its constants are those
-    that jits of the program hold."""
-    given = replay.program.closed.in_avals if avals is None else avals
-    return discharged(jax.make_jaxpr(lambda *xs: replay(*xs))(*given))
+def retrace(emitter: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:
+    """Return the program of an emitter as a new jaxpr. Its constants are those of jits in the program.
+
+    Args:
+        emitter: Emitter to run.
+        avals: Input avals; None for those of the program.
+    """
+    inputs = emitter.program.closed.in_avals if avals is None else avals
+    return discharge_references(jax.make_jaxpr(lambda *xs: emitter(*xs))(*inputs))
 
 
-def replayed(closed: ClosedJaxpr, kind: type[Replay], *options: Any) -> ClosedJaxpr:
-    """`closed` after one pass: `kind(Program(closed), *options)` run again under a trace."""
-    return retraced(kind(Program(closed), *options))
+def run_replay(closed: ClosedJaxpr, kind: type[Replay], *options: Any) -> ClosedJaxpr:
+    """Return `closed` after a single rewrite: trace `kind(Program(closed), *options)`.
+
+    Args:
+        closed: Jaxpr to rewrite.
+        kind: Replay class.
+        options: Further arguments of `kind`.
+    """
+    return retrace(kind(Program(closed), *options))

@@ -1,4 +1,4 @@
-"""What every input of a step is: parameter, optimizer state, batch, key; from the traced program, not from names."""
+"""Roles of a step's inputs (parameter, optimizer state, batch, random key), read from the program, not names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,102 +6,118 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from .copies import find_copies
-from .flow import Flow, by_alias, results
+from .flow import Flow, follow_aliases, live_roots
 from .ir import Program
-from .state import Pairs, Steps, match_state
+from .parameter_copies import find_copies
+from .state_matching import ElementwiseDistances, StatePairs, match_state
 from .trace import Traced
 
 PARAMS, OPTIMIZER, BATCH, RNG, OTHER = "params", "optimizer", "batch", "rng", "other"
 
 
 @dataclass(frozen=True)
-class Roles:
-    """`of[i]`: the role of input i. `state`: output -> the input whose next value it is.
+class InputRoles:
+    """Roles of a step's inputs. Inputs and outputs are numbered by position.
 
-    `data`: the inputs that may have a batch dimension: data, and state that is none of the parameters'.
-    `stored`: state in the order in which storage is chosen, parameters first, then what follows them. `copies`: inputs
-    that are used as parameters without being any, by the parameter that each is a copy of.
+    Attributes:
+        by_input: Role of each input.
+        state: Output to input, for each output that is the next value of an input.
+        data: Inputs that may have a batch dimension: data, and state that belongs to no parameter.
+        storage_order: State in the order in which storage is chosen: parameters, then state that follows them, then the
+            rest.
+        copies: Inputs used as parameters without being any, by the parameter that each copies.
     """
 
-    of: tuple[str, ...]
-    state: Pairs
+    by_input: tuple[str, ...]
+    state: StatePairs
     data: frozenset[int]
-    stored: tuple[int, ...]
+    storage_order: tuple[int, ...]
     copies: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def keys(self) -> frozenset[int]:
-        """The inputs that are random keys."""
-        return frozenset(i for i, role in enumerate(self.of) if role == RNG)
+    def random_keys(self) -> frozenset[int]:
+        """Inputs that are random keys."""
+        return frozenset(i for i, role in enumerate(self.by_input) if role == RNG)
 
     def is_raw_key(self, program: Program, i: int) -> bool:
-        """Return whether an input is a key, or keys, as plain whole numbers: its last dimension are words of a key."""
-        return self.of[i] == RNG and program.avals[program.inputs[i]].dtype == "uint32"
+        """Return whether an input holds keys as plain uint32, the words of a key along the last dimension."""
+        return self.by_input[i] == RNG and program.avals[program.inputs[i]].dtype == "uint32"
 
 
-def find_roles(traced: Traced, flow: Flow) -> Roles:
-    """The role of every input.
+def find_roles(traced: Traced, flow: Flow) -> InputRoles:
+    """Return the role of every input.
 
-    Parameters are differentiated and come back; optimizer state is what a new parameter depends on, other than
-    through the gradient, with what lies among it; a copy of parameters (an EMA, a target network, moved by the step or
-    not) and statistics are other; keys have a key's type or are used as one; the rest that the step uses is data. What
-    is differentiated and does not come back stays data (adversarial examples), unless nothing comes back (a step that
-    returns gradients).
+    - Parameters are differentiated, and the step returns their next values. Differentiated inputs without a next value
+      stay data (adversarial examples); but if none has a next value (a step that returns gradients), all are
+      parameters.
+    - Optimizer state is state on which a new parameter depends, other than through the gradient, and state nested
+      next to it in the arguments.
+    - Copies of parameters (an EMA, a target network, updated by the step or not) and statistics are other.
+    - Random keys have a key's dtype or are used as keys.
+    - Any other input that the step uses is data.
+
+    Args:
+        traced: Step.
+        flow: Data flow of its program.
     """
     pairs, steps = match_state(traced, flow)
     avals = [flow.program.avals[v] for v in flow.program.inputs]
-    state, keys = set(pairs.values()), _keys(flow)
-    wrt = flow.inputs_behind((v for e in flow.differentiated for v in e.ins), by_alias)
+    state, keys = set(pairs.values()), _random_keys(flow)
+    differentiated = flow.input_ancestors((v for e in flow.differentiation_marks for v in e.operands), follow_aliases)
     inexact = {i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)}
-    closed_over = len(traced.consts)
-    params = wrt & state & inexact or {i for i in wrt & inexact if i >= closed_over}
-    updated = (flow.program.outputs[o] for o, i in pairs.items() if i in params)
-    feeding = flow.inputs_behind(updated, lambda v, _w, _e: v not in flow.gradients)
-    following = {i for i in state & inexact if avals[i].shape and _follows(i, params, pairs, steps)}
-    used = flow.inputs_behind(results(flow.program))
-    untrained = set(range(closed_over, len(avals))) - keys - params - (state & feeding)
+    n_consts = len(traced.consts)
+    # A step that returns gradients instead of new parameters has no next value for any differentiated input.
+    params = differentiated & state & inexact or {i for i in differentiated & inexact if i >= n_consts}
+    new_params = (flow.program.outputs[o] for o, i in pairs.items() if i in params)
+    # Not through gradients, which depend on all that the loss reads.
+    param_sources = flow.input_ancestors(new_params, lambda v, _w, _e: v not in flow.gradients)
+    following = {i for i in state & inexact if avals[i].shape and _follows_params(i, params, pairs, steps)}
+    used = flow.input_ancestors(live_roots(flow.program))
+    untrained = set(range(n_consts, len(avals))) - keys - params - (state & param_sources)
     copies = find_copies(traced, flow, params, untrained)
-    of, rank = [], {}
+    # Ranks sort inputs into the order of storage: parameters, state stored like them, other state.
+    roles, rank = [], {}
     for i, aval in enumerate(avals):
         if i in keys:
             role = RNG
         elif i in params:
             role, rank[i] = PARAMS, 0
-        elif i in state and i in feeding and i >= closed_over:
+        elif i in state and i in param_sources and i >= n_consts:
             role, rank[i] = OPTIMIZER, 1
         elif i in state or i in copies:
             role, rank[i] = OTHER, 1 if i in following or i in copies else 2
         else:
             role = BATCH if aval.shape and i in used else OTHER
-        of.append(role)
-    for i in _among_optimizer(traced, of, rank):
-        of[i], rank[i] = OPTIMIZER, 1
-    data = frozenset(i for i, role in enumerate(of) if role == BATCH or rank.get(i) == 2)
-    return Roles(tuple(of), pairs, data, tuple(sorted(rank, key=lambda i: (rank[i], i))), copies)
+        roles.append(role)
+    for i in _optimizer_counters(traced, roles, rank):
+        roles[i], rank[i] = OPTIMIZER, 1
+    data = frozenset(i for i, role in enumerate(roles) if role == BATCH or rank.get(i) == 2)
+    return InputRoles(tuple(roles), pairs, data, tuple(sorted(rank, key=lambda i: (rank[i], i))), copies)
 
 
-def _keys(flow: Flow) -> set[int]:
-    """The inputs of a key's type, and those of the shape of a key's data that are used as keys."""
+def _random_keys(flow: Flow) -> set[int]:
+    """Return inputs with a key's dtype, and inputs with the shape of key data that are used as keys."""
     avals = [flow.program.avals[v] for v in flow.program.inputs]
-    used = flow.inputs_behind((v for e in flow.random for v in e.ins), by_alias)
-    data = {i for i in used if avals[i].dtype == jnp.uint32 and avals[i].shape[-1:] in ((), (2,))}
-    return data | {i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key)}
+    used = flow.input_ancestors((v for e in flow.random_equations for v in e.operands), follow_aliases)
+    # A raw key is uint32[..., 2], as from `jax.random.PRNGKey`; a scalar is a seed.
+    raw_keys = {i for i in used if avals[i].dtype == jnp.uint32 and avals[i].shape[-1:] in ((), (2,))}
+    return raw_keys | {i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key)}
 
 
-def _among_optimizer(traced: Traced, of: list[str], rank: dict[int, int]) -> list[int]:
-    """Other state whose nearest neighbours, as the arguments are nested, are optimizer state: its counters."""
+def _optimizer_counters(traced: Traced, of: list[str], rank: dict[int, int]) -> list[int]:
+    """Return other state with only optimizer state as nearest neighbours in the nesting of arguments: step counters."""
     counters = []
     for i in (i for i, r in rank.items() if r == 2 and of[i] == OTHER):
         path = traced.in_paths[i]
         for depth in range(len(path) - 1, 0, -1):
-            beside = {of[j] for j, p in enumerate(traced.in_paths) if p[:depth] == path[:depth]} - {OTHER}
-            if beside:
-                if beside == {OPTIMIZER}:
+            neighbour_roles = {of[j] for j, p in enumerate(traced.in_paths) if p[:depth] == path[:depth]} - {OTHER}
+            if neighbour_roles:
+                if neighbour_roles == {OPTIMIZER}:
                     counters.append(i)
                 break
     return counters
 
 
-def _follows(i: int, params: set[int], pairs: Pairs, steps: Steps) -> bool:
+def _follows_params(i: int, params: set[int], pairs: StatePairs, steps: ElementwiseDistances) -> bool:
+    """Return whether the next value of input `i` is an elementwise function of a parameter."""
     return any((o, p) in steps for o, j in pairs.items() if j == i for p in params)

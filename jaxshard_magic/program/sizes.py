@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def array_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array as XLA stores it: keys by their data, types narrower than a byte packed.
+    """Return the bytes of an array as XLA stores it: keys as their data, types narrower than a byte packed.
 
     >>> array_bytes((5,), jnp.int4)
     3
@@ -19,16 +19,18 @@ def array_bytes(shape: Sequence[int], dtype: Any) -> int:
 
 
 def nbytes(aval: Any) -> int:
-    """Bytes of an array of this abstract value."""
+    """Return the bytes of an array with this abstract value."""
     return array_bytes(aval.shape, aval.dtype)
 
 
 @cache
 def _bits(dtype: Any) -> int:
+    """Return the bits of an element."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return math.prod(data.shape) * _bits(data.dtype)
     dtype = jnp.dtype(dtype)
+    # A dtype narrower than a byte, such as int4, has an itemsize of 1.
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits
     if jnp.issubdtype(dtype, jnp.floating):

@@ -1,7 +1,7 @@
-"""JAX's settings of one thread, as places whose values are replaced or kept for a while.
+"""Override or preserve JAX settings of the current thread, safely under interrupts.
 
-JAX's own contexts (`jax.set_mesh`, a trace, a name scope) restore what they change in Python, where an interrupt may
-come between. What a thread traces is therefore run in `undisturbed`.
+JAX's own contexts (`jax.set_mesh`, a trace, a name scope) restore their changes in Python, where KeyboardInterrupt may
+arrive in between. Tracing therefore runs inside of `preserve_thread_state`.
 """
 
 from collections.abc import Callable
@@ -10,79 +10,97 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from jax._src import config, core, mesh, source_info_util  # JAX has no public form of a setting of one thread
+from jax._src import config, core, mesh, source_info_util  # no public equivalents
 
-from ..temporary import Kept, Place, Replaced
+from ..temporary import Accessor, Replaced, Restored
 
 _unset: Any = config.config_ext.unset
 _NO_SOURCE = source_info_util.new_source_info()
-traceback_of_equation: ContextVar[Any] = ContextVar("traceback_of_equation", default=None)  # that is emitted
+# JAX's traceback of the equation that an emitter is running.
+traceback_of_equation: ContextVar[Any] = ContextVar("traceback_of_equation", default=None)
 
 
-def setting(state: Any) -> Place:
-    """The value that a setting of JAX has in this thread."""
+def thread_setting(state: Any) -> Accessor:
+    """Return the value of a JAX setting in this thread, as a place to read and write."""
 
     def write(value: Any) -> None:
         state.set_local(value)
-        if (told := getattr(state, "_update_thread_local_hook", None)) is not None:
-            told(None if value is _unset else value)
+        # As in JAX's own contexts: for some settings the hook copies the value to jit's C++ state.
+        if (hook := getattr(state, "_update_thread_local_hook", None)) is not None:
+            hook(None if value is _unset else value)
 
-    return Place(state.get_local, write)
+    return Accessor(state.get_local, write)
 
 
-def replaced(state: Any, value: Any) -> Replaced:
-    """A setting of JAX that has another value in this thread for a while."""
+def override_setting(state: Any, value: Any) -> Replaced:
+    """Return a context that gives a JAX setting another value in this thread.
+
+    Args:
+        state: Setting, as in `jax._src.config`.
+        value: Value, parsed as JAX parses it.
+    """
     parse = getattr(state, "_parser", None)
-    return Replaced(setting(state), value if parse is None else parse(value))
+    return Replaced(thread_setting(state), value if parse is None else parse(value))
 
 
-def undisturbed() -> Kept:
-    """Whatever becomes of the contexts of JAX that are entered inside, the thread leaves as it came. 20 us."""
-    return Kept(_THREAD)
+def preserve_thread_state() -> Restored:
+    """Return a context that restores all of JAX's state of this thread.
+
+    Holds whatever happens to JAX contexts entered inside. Cost: 20 us.
+    """
+    return Restored(_THREAD)
 
 
-class Entered(Kept):
-    """Contexts of JAX that each of these makes, as one whose end no interrupt prevents."""
+class JaxContexts(Restored):
+    """Several JAX contexts as a single context, whose exit no interrupt prevents.
+
+    Args:
+        contexts: Functions that return a JAX context each.
+    """
 
     def __init__(self, *contexts: Callable[[], AbstractContextManager[Any]]):
         super().__init__(_THREAD)
         self._contexts = contexts
 
-    def begin(self) -> None:
-        super().begin()
+    def apply(self) -> None:
+        super().apply()
         for context in self._contexts:
+            # Never exited: the thread's earlier state is written back instead.
             context().__enter__()
 
 
-def leave_traces() -> None:
-    """End what JAX traces in this thread, where an interrupt has left it: for a moment when nothing is traced."""
+def reset_tracing() -> None:
+    """Reset JAX's tracing state in this thread after an interrupt; only for a moment when nothing is traced."""
     core.reset_trace_state()
-    _write_source(_NO_SOURCE, None)
+    _write_source_info(_NO_SOURCE, None)
 
 
 @cache
-def _states() -> tuple[Any, ...]:
+def _jax_settings() -> tuple[Any, ...]:
+    """Return all JAX settings with a value per thread."""
     kind = config.config_ext.Config
-    found = [x for module in (config, core, mesh) for x in vars(module).values() if isinstance(x, kind)]
-    return tuple({id(x): x for x in (*config.config_states.values(), *found)}.values())
+    settings = [x for module in (config, core, mesh) for x in vars(module).values() if isinstance(x, kind)]
+    return tuple({id(x): x for x in (*config.config_states.values(), *settings)}.values())
 
 
-def _read() -> tuple[Any, ...]:
+def _read_thread_state() -> tuple[Any, ...]:
+    """Return all of JAX's state of this thread."""
     source = source_info_util._source_info_context.context
-    return source, traceback_of_equation.get(), *(state.get_local() for state in _states())
+    return source, traceback_of_equation.get(), *(state.get_local() for state in _jax_settings())
 
 
-def _write(before: tuple[Any, ...]) -> None:
+def _write_thread_state(before: tuple[Any, ...]) -> None:
+    """Restore what `_read_thread_state` returned."""
     source, traceback, *values = before
-    _write_source(source, traceback)
-    for state, value in zip(_states(), values, strict=True):
+    _write_source_info(source, traceback)
+    for state, value in zip(_jax_settings(), values, strict=True):
         if state.get_local() is not value:
-            setting(state).write(value)
+            thread_setting(state).write(value)
 
 
-def _write_source(source: Any, traceback: Any) -> None:
+def _write_source_info(source: Any, traceback: Any) -> None:
     source_info_util._source_info_context.context = source
     traceback_of_equation.set(traceback)
 
 
-_THREAD = Place(_read, _write)
+_THREAD = Accessor(_read_thread_state, _write_thread_state)

@@ -1,4 +1,4 @@
-"""Trace any step once, whole: forward, backward and update in one jaxpr, gradient calls marked."""
+"""Trace a step once: forward, backward and update in a single jaxpr, with gradient calls marked."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,26 @@ from jax.extend.core import ClosedJaxpr
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr, register_pytree_node_class
 
 from ..errors import ShardError
-from .hooks import Vjp, gradients_by
-from .memory_kinds import traced_as
-from .primitives import hoisted
-from .references import discharged
+from .hooks import Vjp, hook_vjp
+from .memory_kinds import aval_for_tracing
+from .primitives import hoist_constants
+from .references import discharge_references
 
 _CLOSURE = "closure"
+# Names for `checkpoint_name`: an identity that stays in the jaxpr and compiles to nothing.
 DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A step as one jaxpr of flat arrays.
+    """Step as a jaxpr over flat arrays.
 
-    `closed` has no constants: arrays that the step closes over are its first inputs (`consts`).
-    `in_paths` and `out_paths` name every input and output; an output that is written back in place
-    (NNX) has the path of the input it replaces.
+    Attributes:
+        closed: Jaxpr without constants: arrays that the step closes over are its first inputs.
+        in_paths: Key path of every input.
+        out_paths: Key path of every output. An output written back in place (NNX) has the path of the input it
+            replaces.
+        consts: Arrays that the step closes over.
     """
 
     closed: ClosedJaxpr
@@ -36,18 +40,18 @@ class Traced:
     consts: tuple[Any, ...]
 
     @cached_property
-    def known(self) -> dict[Hashable, Any]:
-        """What has been worked out of it, for whoever asks again."""
+    def cache(self) -> dict[Hashable, Any]:
+        """Cache for results derived from the trace."""
         return {}
 
 
 def path_name(path: KeyPath) -> str:
-    """`state.params.Dense_0.kernel` for the key path of a leaf."""
+    """Return a key path as text, such as `state.params.Dense_0.kernel`."""
     return keystr(path, simple=True, separator=".")
 
 
 def is_closed_over(name: str) -> bool:
-    """Is this the name of an array that the step closes over, which is none of its arguments?
+    """Return whether this is the name of an array that the step closes over rather than an argument.
 
     >>> is_closed_over("closure.0"), is_closed_over("closure.w"), is_closed_over("batch.0")
     (True, False, False)
@@ -60,12 +64,19 @@ def trace(
     fun: Callable[..., tuple[list, Sequence[KeyPath]]],
     leaves: Sequence[Any],
     in_paths: Sequence[KeyPath],
-    seen: Callable[[Vjp], Vjp] | None = None,
+    wrap_vjp: Callable[[Vjp], Vjp] | None = None,
 ) -> Traced:
-    """Trace `fun(*leaves) -> (array leaves, their paths)`; leaves are arrays, numbers or shapes.
+    """Trace a function of flat arrays.
 
-    `seen`: what its gradient calls are made with in the place of `jax.vjp`, given that; None marks them.
-    Raises whatever the step raises while it is traced.
+    Args:
+        fun: `fun(*leaves)` returns flat arrays and their key paths.
+        leaves: Arrays, numbers or shapes.
+        in_paths: Key path of each leaf.
+        wrap_vjp: Wrapper of `jax.vjp` for the step's gradient calls; None marks them.
+
+    Raises:
+        ShardError: The step uses a `jax.Ref` made outside of it.
+        Exception: Anything that the step raises while traced.
     """
     paths: tuple[KeyPath, ...] = ()
 
@@ -75,8 +86,8 @@ def trace(
         paths = tuple(out_paths)
         return outs
 
-    with gradients_by(seen or marking):
-        closed = discharged(jax.make_jaxpr(flat)(*map(traced_as, leaves)))
+    with hook_vjp(wrap_vjp or marking_vjp):
+        closed = discharge_references(jax.make_jaxpr(flat)(*map(aval_for_tracing, leaves)))
     consts = tuple(closed.consts)
     if any(isinstance(x, jax.Ref) for x in consts):
         raise ShardError(
@@ -84,11 +95,11 @@ def trace(
             "step (jax.new_ref), or pass its array and return the new one"
         )
     names = [(GetAttrKey(_CLOSURE), SequenceKey(i)) for i in range(len(consts))]
-    return Traced(hoisted(closed), (*names, *in_paths), paths, consts)
+    return Traced(hoist_constants(closed), (*names, *in_paths), paths, consts)
 
 
-def mark(tree: Any, name: str) -> Any:
-    """The arrays of `tree` that have derivatives, named."""
+def mark_arrays(tree: Any, name: str) -> Any:
+    """Name all differentiable arrays of a tree with `checkpoint_name`."""
 
     def one(x):
         array = hasattr(x, "dtype") and not isinstance(x, jax.Ref)
@@ -97,26 +108,30 @@ def mark(tree: Any, name: str) -> Any:
     return jax.tree.map(one, tree)
 
 
-def marking(inner: Vjp) -> Vjp:
-    """`jax.vjp` that names what it differentiates, its value, and what it gives back."""
+def marking_vjp(inner: Vjp) -> Vjp:
+    """Wrap `jax.vjp` to name its differentiated inputs, its value and its gradients."""
 
     def vjp(fun, *primals, **options):
-        out, back, *aux = inner(fun, *mark(primals, DIFFERENTIATED), **options)
-        value = mark(out, VALUE) if getattr(out, "shape", None) == () else out
-        return (value, _Marked(back), *aux)
+        out, back, *aux = inner(fun, *mark_arrays(primals, DIFFERENTIATED), **options)
+        # Only a scalar can be a loss.
+        value = mark_arrays(out, VALUE) if getattr(out, "shape", None) == () else out
+        return (value, _MarkedVjp(back), *aux)
 
     return vjp
 
 
 @register_pytree_node_class
-class _Marked:
-    """What `jax.vjp` gives back, its gradients named. A pytree, as that is: a derivative rule may keep it."""
+class _MarkedVjp:
+    """Result of `jax.vjp` that names its gradients.
+
+    A pytree, as the original is: a custom derivative rule may keep it among its residuals.
+    """
 
     def __init__(self, back: Any):
         self._back = back
 
     def __call__(self, *cotangents: Any) -> Any:
-        return mark(self._back(*cotangents), GRADIENT)
+        return mark_arrays(self._back(*cotangents), GRADIENT)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._back, name)
@@ -125,5 +140,5 @@ class _Marked:
         return (self._back,), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "_Marked":
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "_MarkedVjp":
         return cls(*children)

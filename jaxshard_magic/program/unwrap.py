@@ -1,4 +1,4 @@
-"""The Python function under `jax.jit`, `jax.pmap`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
+"""Find the Python function under `jax.jit`, `jax.pmap`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
 
 import functools
 import inspect
@@ -10,21 +10,25 @@ from typing import Any
 import jax
 from jax._src import api
 
-from ..errors import ShardError, no_step
+from ..errors import ShardError, no_results_error
 from ..introspect import is_a, static_attribute
 from .memory_kinds import HOST_KINDS
 
 NUMBERS = frozenset((bool, int, float, complex))
-_NO_AXIS = "_internal_pmap_axis_name"  # what jax names the axis of a pmap that was given no name
-_Pjit: Any = type(
-    api.jit(lambda: 0)
-)  # Equinox puts a function in the place of jax.jit under EQX_ON_ERROR=breakpoint
+_UNNAMED_AXIS = "_internal_pmap_axis_name"  # JAX's axis name for a `jax.pmap` without one
+# Not of `jax.jit`, which Equinox replaces by a plain function under EQX_ON_ERROR=breakpoint.
+_JitFunction: Any = type(api.jit(lambda: 0))
 
 
 @dataclass(frozen=True)
-class Pmap:
-    """What a step's own `jax.pmap` says: its axis name, None where it has none, and which axes of the arguments and of
-    the results are the device axis, as prefixes of their trees."""
+class PmapOptions:
+    """Options of a step's own `jax.pmap`.
+
+    Attributes:
+        axis_name: Axis name; None without.
+        in_axes: Device axis of each argument, as a prefix of the arguments' tree.
+        out_axes: Device axis of each result, as a prefix of the result's tree.
+    """
 
     axis_name: Any
     in_axes: Any
@@ -32,104 +36,122 @@ class Pmap:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step without its wrappers: `inner(*bound, *args, **bound_names, **kwargs)` is the function to trace.
+class UnwrappedStep:
+    """Step without its wrappers: the function to trace is `inner(*bound, *args, **bound_kwargs, **kwargs)`.
 
-    `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or
-    donates; `donated_from` donates all positions from there on. `numbers` are the types of Python numbers
-    that are traced: all under jit, none in a plain function. `graph`: NNX objects are changed in place;
-    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does. `jitted`: JAX freezes what
-    the step reads beside its arguments; else `taken` are the names of such values that are inputs, too. `on_host`: a
-    prefix of the result's tree, true for what the user's own jit puts on the host; None for nothing.
+    Attributes:
+        inner: Innermost Python function.
+        name: Name of the step.
+        bound: Positional arguments supplied by wrappers.
+        bound_kwargs: Keyword arguments supplied by wrappers.
+        static: Static parameters of the user's own jit, by position and by name.
+        donated: Donated parameters of the user's own jit, by position and by name.
+        donated_from: First position from which all are donated; None for no such position.
+        numbers: Types of Python numbers that are traced: all under jit, none in a plain function.
+        graph: NNX objects are updated in place. Under `jax.jit` they are ordinary pytrees.
+        pmap: Options of `jax.pmap`: the step is what a single device does. None otherwise.
+        jitted: JAX freezes what the step reads besides its arguments.
+        input_names: Without `jitted`: names of such values that become inputs.
+        on_host: Prefix of the result's tree, true for results put in host memory by the user's own jit; None for none.
     """
 
     inner: Callable[..., Any]
     name: str
     bound: tuple[Any, ...] = ()
-    bound_names: Mapping[str, Any] = field(default_factory=dict)
+    bound_kwargs: Mapping[str, Any] = field(default_factory=dict)
     static: frozenset[int | str] = frozenset()
     donated: frozenset[int | str] = frozenset()
     donated_from: int | None = None
     numbers: frozenset[type] = frozenset()
     graph: bool = True
-    pmap: Pmap | None = None
+    pmap: PmapOptions | None = None
     jitted: bool = True
-    taken: frozenset[str] = frozenset()
+    input_names: frozenset[str] = frozenset()
     on_host: Any = None
 
     @property
     def hashes_leaves(self) -> bool:
-        """Whether plain JAX takes any object as an argument, and makes a program for each: `eqx.filter_jit` does."""
+        """True if JAX accepts any object as an argument and compiles a program for each, as `eqx.filter_jit` does."""
         return self.jitted and not self.numbers
 
     def donates(self, parameter: int | str) -> bool:
+        """Return whether the user's own jit donates a parameter, given by position or name."""
         late = isinstance(parameter, int) and self.donated_from is not None and parameter >= self.donated_from
         return late or parameter in self.donated
 
 
-def _content(cell: types.CellType) -> Any:
+def _cell_content(cell: types.CellType) -> Any:
+    """Return the content of a closure cell; None for an empty cell."""
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is bound to the name yet
+    except ValueError:
         return None
 
 
-def strip(fn: Callable[..., Any]) -> Step:
-    """Take the wrappers off a step. Raises `ShardError` for something that can't be called."""
+def unwrap_step(fn: Callable[..., Any]) -> UnwrappedStep:
+    """Remove the wrappers of a step.
+
+    Raises:
+        ShardError: `fn` is not callable, returns no result (async, generator), or is wrapped in a way that cannot be
+            read (`nnx.pmap`, `eqx.filter_pmap`, `jax.pmap` twice, private places of another version of JAX or Flax).
+    """
     if not callable(fn):
         raise ShardError(f"a step must be callable, got {type(fn).__name__}")
-    if _from(fn, "equinox") and type(fn).__name__ == "_PmapWrapper":
-        raise _not_read("eqx.filter_pmap")
-    f, bound, names = fn, (), {}
-    while under := _unwrap(f):
-        f, args, kwargs = under
+    if _is_from(fn, "equinox") and type(fn).__name__ == "_PmapWrapper":
+        raise _unreadable_decorator("eqx.filter_pmap")
+    function, bound, names = fn, (), {}
+    while unwrapped := _unwrap_once(function):
+        function, args, kwargs = unwrapped
         bound, names = (*args, *bound), {**kwargs, **names}
-    name = static_attribute(f, "__name__") or type(f).__name__
-    _gives_results(f if isinstance(f, types.FunctionType) else static_attribute(f, "__wrapped__", f), name)
-    if isinstance(f, _Pjit):
-        static, donated = _jit_options(f)
-        how = {"numbers": NUMBERS, "graph": False, "on_host": _on_host(f)}
-        return Step(f.__wrapped__, name, bound, names, static, donated, **how)
-    if _is_pmap(f):
-        if _is_pmap(f.__wrapped__):
+    name = static_attribute(function, "__name__") or type(function).__name__
+    _check_returns_result(
+        function if isinstance(function, types.FunctionType) else static_attribute(function, "__wrapped__", function),
+        name,
+    )
+    if isinstance(function, _JitFunction):
+        static, donated = _jit_options(function)
+        options = {"numbers": NUMBERS, "graph": False, "on_host": _host_results(function)}
+        return UnwrappedStep(function.__wrapped__, name, bound, names, static, donated, **options)
+    if _is_pmap(function):
+        if _is_pmap(function.__wrapped__):
             raise ShardError(
                 f"{name} has jax.pmap twice, of which neither can be spread alone; take both off, and name the mesh's "
                 "axes as the step does: %mesh i=4 j=2"
             )
-        pmap, static, donated = _pmap_options(f)
-        return Step(
-            f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False, pmap=pmap
+        pmap, static, donated = _pmap_options(function)
+        return UnwrappedStep(
+            function.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False, pmap=pmap
         )
-    if _is_nnx_jit(f):
-        static, donated = _jit_options(f.jitted_fn)
-        if partial_args := getattr(f, "partial_args", ()):
+    if _is_nnx_jit(function):
+        static, donated = _jit_options(function.jitted_fn)
+        if partial_args := getattr(function, "partial_args", ()):
             bound = (list(partial_args), *bound)
-        return Step(f.fun, name, bound, names, static, donated, numbers=NUMBERS)
-    if _is_eqx_jit(f):
-        inner = strip(f.__wrapped__)
+        return UnwrappedStep(function.fun, name, bound, names, static, donated, numbers=NUMBERS)
+    if _is_eqx_jit(function):
+        inner = unwrap_step(function.__wrapped__)
         first = len(inner.bound)
-        return Step(
+        return UnwrappedStep(
             inner.inner,
             inner.name,
             (*inner.bound, *bound),
-            {**inner.bound_names, **names},
-            donated=frozenset([first] if f.donate_first else []),
-            donated_from=first + 1 if f.donate_rest else None,
+            {**inner.bound_kwargs, **names},
+            donated=frozenset([first] if function.donate_first else []),
+            donated_from=first + 1 if function.donate_rest else None,
             graph=False,
         )
-    return Step(f, name, bound, names, jitted=False)
+    return UnwrappedStep(function, name, bound, names, jitted=False)
 
 
-def _gives_results(function: Any, name: str) -> None:
-    """Refuse functions whose call gives no results: async ones and generators."""
+def _check_returns_result(function: Any, name: str) -> None:
+    """Raise ShardError for functions that return no result when called: async functions and generators."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise no_step(name, "async")
+        raise no_results_error(name, "async")
     if inspect.isgeneratorfunction(function):
-        raise no_step(name, "generator")
+        raise no_results_error(name, "generator")
 
 
-def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
-    """One wrapper off: what it calls and the arguments it brings; None at the bottom."""
+def _unwrap_once(f: Any) -> tuple[Any, tuple, dict] | None:
+    """Remove a wrapper: return the function it calls and the arguments it adds; None for the innermost function."""
     if isinstance(f, functools.partial):
         return f.func, f.args, f.keywords
     if isinstance(f, types.FunctionType):
@@ -140,58 +162,61 @@ def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
         return f.__func__, (f.__self__,), {}
     if is_jitted(f):
         return None
-    if _from(f, "equinox") and hasattr(f, "__func__"):
+    if _is_from(f, "equinox") and hasattr(f, "__func__"):
         return f.__func__, (f.__self__,), {}
-    if _from(f, "equinox") and hasattr(f, "keywords"):
+    if _is_from(f, "equinox") and hasattr(f, "keywords"):
         return f.func, tuple(f.args), dict(f.keywords)
+    # Any other callable object, such as a module of Flax or Equinox: a method of its class, bound to it.
     call = type(f).__call__
-    return (call, (f,), {}) if isinstance(call, types.FunctionType) and not _from(f, "jax") else None
+    return (call, (f,), {}) if isinstance(call, types.FunctionType) and not _is_from(f, "jax") else None
 
 
-def _from(f: Any, package: str) -> bool:
+def _is_from(f: Any, package: str) -> bool:
     return f"{type(f).__module__}.".startswith(f"{package}.")
 
 
 def _is_nnx_jit(f: Any) -> bool:
-    return _from(f, "flax.nnx") and hasattr(f, "jitted_fn")
+    return _is_from(f, "flax.nnx") and hasattr(f, "jitted_fn")
 
 
 def _is_eqx_jit(f: Any) -> bool:
-    return _from(f, "equinox") and hasattr(f, "donate_first")
+    return _is_from(f, "equinox") and hasattr(f, "donate_first")
 
 
 def is_jitted(f: Any) -> bool:
-    """Return whether `f` is what `jax.jit`, `nnx.jit` or `eqx.filter_jit` makes of a function."""
-    return is_a(f, _Pjit) or _is_nnx_jit(f) or _is_eqx_jit(f)
+    """Return whether `f` was made by `jax.jit`, `nnx.jit` or `eqx.filter_jit`."""
+    return is_a(f, _JitFunction) or _is_nnx_jit(f) or _is_eqx_jit(f)
 
 
 def _is_pmap(f: Any) -> bool:
-    """`jax.pmap` gives a plain closure, and so does NNX's, which calls it."""
+    """Return whether `f` was made by `jax.pmap`."""
     if not isinstance(f, types.FunctionType) or not hasattr(f, "__wrapped__"):
         return False
-    where = f.__globals__.get("__name__", "")
-    if where.startswith("flax.nnx") and getattr(_cells(f).get("self"), "tag", None) == "pmap":
-        raise _not_read("nnx.pmap")
-    return where == "jax._src.pmap" and f.__code__.co_name == "wrapped"
+    # `jax.pmap` and `nnx.pmap`, which calls it, return plain closures: neither has a type to test for.
+    module_name = f.__globals__.get("__name__", "")
+    if module_name.startswith("flax.nnx") and getattr(_cells(f).get("self"), "tag", None) == "pmap":
+        raise _unreadable_decorator("nnx.pmap")
+    return module_name == "jax._src.pmap" and f.__code__.co_name == "wrapped"
 
 
-def _not_read(decorator: str) -> ShardError:
+def _unreadable_decorator(decorator: str) -> ShardError:
+    """Return the error for a decorator with unreadable axes."""
     return ShardError(
         f"the step is decorated with {decorator}, whose axes can't be read; take {decorator} off: %%shard pmap binds "
         "the axis name itself, and splits the batch"
     )
 
 
-def _pmap_options(f: Any) -> tuple[Pmap, frozenset[int], frozenset[int]]:
-    """What `jax.pmap` was told, its static and its donated positions, which its closures hold. Donated ones are counted
-    there without the static."""
+def _pmap_options(f: Any) -> tuple[PmapOptions, frozenset[int], frozenset[int]]:
+    """Return the options of a `jax.pmap` function, its static positions and its donated positions."""
     try:
         options = _cells(_cells(f)["infer_params"])
         static, name = options["static_broadcasted_tuple"], options["axis_name"]
-        last = max((*static, *options["donate_tuple"], 0)) + len(static) + 1
-        dynamic = [i for i in range(last) if i not in static]
+        # JAX keeps these options in closures only, and counts donated positions without the static ones.
+        n_positions = max((*static, *options["donate_tuple"], 0)) + len(static) + 1
+        dynamic = [i for i in range(n_positions) if i not in static]
         out_axes = options["out_axes_tree"].unflatten(options["out_axes_flat"])
-        pmap = Pmap(None if name == _NO_AXIS else name, options["in_axes"], out_axes)
+        pmap = PmapOptions(None if name == _UNNAMED_AXIS else name, options["in_axes"], out_axes)
         return pmap, frozenset(static), frozenset(dynamic[i] for i in options["donate_tuple"])
     except (KeyError, AttributeError):
         raise ShardError(
@@ -201,14 +226,12 @@ def _pmap_options(f: Any) -> tuple[Pmap, frozenset[int], frozenset[int]]:
 
 
 def _cells(f: types.FunctionType) -> dict[str, Any]:
-    """The names that a closure holds."""
-    return {
-        name: _content(cell) for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
-    }
+    """Return the variables of a closure, by name."""
+    return {name: _cell_content(cell) for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)}
 
 
 def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:
-    """Static and donated parameters of a `jax.jit` function. jax keeps them in a private place only."""
+    """Return static and donated parameters of a `jax.jit` function. JAX keeps them in a private attribute only."""
     try:
         info: Any = f._jit_info
         return (
@@ -222,19 +245,16 @@ def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:
         ) from None
 
 
-def _on_host(f: Any) -> Any:
-    """Which results the `out_shardings` of a `jax.jit` function put on the host, as a prefix of their tree."""
+def _host_results(f: Any) -> Any:
+    """Return results put in host memory by the `out_shardings` of a `jax.jit` function, as a prefix of their tree."""
     info: Any = f._jit_info
     kinds = [getattr(sharding, "memory_kind", None) in HOST_KINDS for sharding in info.out_shardings_leaves]
     return info.out_shardings_treedef.unflatten(kinds) if any(kinds) else None
 
 
 def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:
-    """`nnx.cached_partial(step, model, ...)` is a closure: the objects in it are the first arguments."""
-    if (
-        not f.__globals__.get("__name__", "").startswith("flax.nnx")
-        or f.__code__.co_name != "cache_args_wrapper"
-    ):
+    """Unwrap `nnx.cached_partial(step, model, ...)`: a closure, with the first arguments among its variables."""
+    if not f.__globals__.get("__name__", "").startswith("flax.nnx") or f.__code__.co_name != "cache_args_wrapper":
         return None
     try:
         cells = _cells(f)

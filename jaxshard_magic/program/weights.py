@@ -1,21 +1,23 @@
-"""How large the weights of a step are as it uses them."""
+"""Size of the weights of a step, as its equations read them."""
 
-from .flow import Flow, by_alias
+from .flow import Flow, follow_aliases
 from .primitives import scan_counts
-from .roles import PARAMS, Roles
+from .roles import PARAMS, InputRoles
 from .sizes import nbytes
 
 
-def largest_weight(flow: Flow, roles: Roles) -> int | None:
-    """Bytes of the largest weight that an operation reads, on all devices together: of one that a loop steps over, what
-    a trip does. None for a step without weights."""
+def largest_weight(flow: Flow, roles: InputRoles) -> int | None:
+    """Return the bytes of the largest weight that an equation reads, on all devices together; None without weights.
+
+    A weight that a scan steps over counts by the slice read in a trip.
+    """
     program = flow.program
-    avals = {i: program.avals[v] for i, v in enumerate(program.inputs) if roles.of[i] == PARAMS}
+    avals = {i: program.avals[v] for i, v in enumerate(program.inputs) if roles.by_input[i] == PARAMS}
     sizes = {i: nbytes(aval) for i, aval in avals.items()}
-    of_trips = dict(sizes)
+    read_sizes = dict(sizes)
     for e in program.equations:
         if e.is_scan:
             consts, carried = scan_counts(e.params)
-            for i in flow.inputs_behind(e.ins[consts + carried :], by_alias) & sizes.keys():
-                of_trips[i] = min(of_trips[i], sizes[i] // max(1, e.params["length"]))
-    return max(of_trips.values(), default=None)
+            for i in flow.input_ancestors(e.operands[consts + carried :], follow_aliases) & sizes.keys():
+                read_sizes[i] = min(read_sizes[i], sizes[i] // max(1, e.params["length"]))
+    return max(read_sizes.values(), default=None)

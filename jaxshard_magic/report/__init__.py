@@ -1,6 +1,6 @@
-"""`Report`: what one sharded step did, as frozen plain data with JSON there and back.
+"""Report of a sharded step: frozen plain data, convertible to JSON and back.
 
-No jax arrays and no widgets: a Report outlives the kernel that made it.
+A report contains no jax arrays and no widgets, so it outlives the kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
 from jaxshard_magic.report.checkpoints import Save as Save
-from jaxshard_magic.report.divided import Experts as Experts
-from jaxshard_magic.report.divided import Load as Load
-from jaxshard_magic.report.divided import Positions as Positions
-from jaxshard_magic.report.divided import Ring as Ring
-from jaxshard_magic.report.measured import Busy as Busy
-from jaxshard_magic.report.measured import Lane as Lane
+from jaxshard_magic.report.experts_positions import ExpertLoad as ExpertLoad
+from jaxshard_magic.report.experts_positions import Experts as Experts
+from jaxshard_magic.report.experts_positions import Positions as Positions
+from jaxshard_magic.report.experts_positions import Ring as Ring
+from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.measured import CollectiveTime as CollectiveTime
+from jaxshard_magic.report.measured import DeviceLane as DeviceLane
+from jaxshard_magic.report.measured import DeviceTime as DeviceTime
+from jaxshard_magic.report.measured import LineTime as LineTime
 from jaxshard_magic.report.measured import Measured as Measured
-from jaxshard_magic.report.measured import Moved as Moved
-from jaxshard_magic.report.measured import Spent as Spent
 from jaxshard_magic.report.metrics import Curve as Curve
 from jaxshard_magic.report.metrics import Metrics as Metrics
 from jaxshard_magic.report.parts import BY_HAND as BY_HAND
@@ -28,47 +29,60 @@ from jaxshard_magic.report.parts import Buffer as Buffer
 from jaxshard_magic.report.parts import Check as Check
 from jaxshard_magic.report.parts import Collective as Collective
 from jaxshard_magic.report.parts import DeviceMemory as DeviceMemory
-from jaxshard_magic.report.parts import Ended as Ended
+from jaxshard_magic.report.parts import EarlyEnd as EarlyEnd
 from jaxshard_magic.report.parts import Leaf as Leaf
-from jaxshard_magic.report.parts import Live as Live
+from jaxshard_magic.report.parts import LiveMemory as LiveMemory
 from jaxshard_magic.report.parts import Memory as Memory
 from jaxshard_magic.report.parts import MeshInfo as MeshInfo
-from jaxshard_magic.report.parts import Source as Source
+from jaxshard_magic.report.parts import PredictedWait as PredictedWait
+from jaxshard_magic.report.parts import SourceExcerpt as SourceExcerpt
 from jaxshard_magic.report.parts import Spec as Spec
-from jaxshard_magic.report.parts import Spread as Spread
+from jaxshard_magic.report.parts import TimeSpread as TimeSpread
 from jaxshard_magic.report.parts import Timing as Timing
-from jaxshard_magic.report.parts import Wait as Wait
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.report.pipeline import Bubble as Bubble
 from jaxshard_magic.report.pipeline import Pipeline as Pipeline
 from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
-from jaxshard_magic.report.pipeline import Rank as Rank
-from jaxshard_magic.report.pipeline import Refused as Refused
+from jaxshard_magic.report.pipeline import PipelineRank as PipelineRank
+from jaxshard_magic.report.pipeline import RefusedSchedule as RefusedSchedule
 from jaxshard_magic.report.pipeline import WhatIf as WhatIf
-from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
-from jaxshard_magic.report.written import Written
+from jaxshard_magic.report.records import JsonRecord
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from jaxshard_magic.views.leaf_rows import Row
+    from jaxshard_magic.views.leaf_rows import LeafRow
     from jaxshard_magic.views.widget import ReportView
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Sendable, Written):
-    """All that is known of one strategy on one step. A part that does not apply is None.
+class Report(Exportable, JsonRecord):
+    """Facts about a step under a strategy. Parts that do not apply are None.
 
-    `name`: of the step. `strategy` and `options`: as they were asked for. `mesh`: its axes and devices. `leaves`: every
-    array of the step, and how it lies. `memory`: bytes by device. `collectives`: what moves. `timing`: seconds,
-    measured and predicted. `measured`: where they went, as the profiler saw it, where it was asked. `pipeline`: of
-    `pp`, the schedule in time. `advice`: what is off, or could be better.
-    `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
-    with other options. `ended`: how a cell ended before its end. `metrics`: the numbers of a run, over time. `number`:
-    its notebook's and the history's for it. `checkpoints`: what saving the loop's state cost it.
-    `experts`, `positions`: those that are divided over devices, of each number of them.
+    Attributes:
+        name: Name of the step.
+        strategy: Strategy as requested; empty for arrays alone.
+        options: Options as requested.
+        mesh: Axes and devices.
+        leaves: All arrays of the step with their sharding.
+        memory: Bytes on each device.
+        collectives: Communication.
+        timing: Seconds, measured and predicted.
+        pipeline: Schedule in time, for `pp`.
+        advice: Problems and possible improvements.
+        check: Comparison with the plain step.
+        sources: The user's code that lines refer to.
+        alternatives: The step with other options.
+        ended: Premature end of the cell.
+        metrics: Numbers of a run over time.
+        number: Number of the report in its notebook and in the history.
+        measured: Time by line, from the profiler, if requested.
+        checkpoints: Cost of saving the loop's state.
+        experts: Experts divided over devices, for each number of experts.
+        positions: Sequence positions divided over devices, for each number of positions.
+        schema: Version of the JSON format.
 
     >>> import jaxshard_magic
     >>> import jax.numpy as jnp
@@ -88,9 +102,9 @@ class Report(Sendable, Written):
     pipeline: Pipeline | None = None
     advice: tuple[Advice, ...] = ()
     check: Check | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceExcerpt, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    ended: Ended | None = None
+    ended: EarlyEnd | None = None
     metrics: Metrics | None = None
     number: int | None = None
     measured: Measured | None = None
@@ -103,65 +117,68 @@ class Report(Sendable, Written):
 
     @property
     def of_step(self) -> bool:
-        """Whether it is of a step; arrays alone, as `jaxshard_magic.layout` lists them, have no strategy."""
+        """Return whether the report is about a step. Arrays alone, as listed by `jaxshard_magic.layout`, have no
+        strategy."""
         return bool(self.strategy)
 
     def to_text(self, width: int | None = None, leaves: str | int = 8) -> str:
-        """The report for a terminal.
+        """Return the report as text for a terminal.
 
         Args:
-            width: columns, held between 60 and 100; the terminal's own by default.
-            leaves: how many of the largest leaves to list, or "all".
+            width: Columns, clipped to 60 to 100; the width of the terminal by default.
+            leaves: Number of largest leaves to list, or "all".
         """
+        # Imported late, as all views in this package: views are built on reports.
         from jaxshard_magic.views import text
 
         return text.render(self, width, leaves)
 
-    def _ways(self) -> tuple[Any, Any, Any]:
+    def _renderers(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views import html, text
 
         return text.render, html.fragment, html.page
 
     def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import named
+        from jaxshard_magic.views.pictures import picture_sets
 
-        return named.of_report(self)
+        return picture_sets.report_pictures(self)
 
-    def _live(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.payload import packed
+    def _page_widgets(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.payload import packed_report
 
-        return [PageWidget("report", packed(self), pictures=self._pictures())]
+        return [PageWidget("report", packed_report(self), pictures=self._pictures())]
 
     @cached_property
-    def rows(self) -> "list[Row]":
-        """The leaves with repeated layers folded into one row each, as text and HTML list them; worked out once."""
+    def rows(self) -> "list[LeafRow]":
+        """Leaves with repeated layers folded into a row each, as listed in text and HTML; computed once."""
         from jaxshard_magic.views import leaf_rows
 
         return leaf_rows.fold(self.leaves)
 
     @cached_property
     def view(self) -> "ReportView":
-        """The report's widget, the same each time: `report.view.leaf` is what the reader selected in it."""
+        """Widget of the report, created once. `report.view.leaf` is the leaf selected by the reader."""
         from jaxshard_magic.views.widget import ReportView
 
         return ReportView(self)
 
     def figure(self, name: str, theme: str = "light") -> "Figure":
-        """A plotly figure to zoom, restyle or save.
+        """Return a plotly figure to zoom, restyle or save.
 
         Args:
-            name: "memory": what each device holds, by role, against its limit; "roofline": the step that is predicted
-                for a chip by compute, memory and communication over each mesh axis, beside the measured one;
-                "timeline": what ran when on each rank of a pipeline, above its ideal.
+            name: "memory": bytes on each device by role, against its limit. "roofline": the predicted step time on a
+                chip by compute, memory and communication over each mesh axis, beside the measured time. "timeline":
+                actions on each rank of a pipeline over time, above the ideal.
             theme: "light" or "dark".
 
-        Raises ShardError for other names, and for a report that does not hold what the figure shows.
+        Raises:
+            ShardError: Another name, or a report without the data of the figure.
         """
         from jaxshard_magic.views import figures
 
         return figures.figure(self, name, theme)
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         return f"<Report {self.name!r}: {self.strategy} on {mesh_text(self.mesh.axes)}, {len(self.leaves)} leaves>"
 
     def _ipython_display_(self) -> None:

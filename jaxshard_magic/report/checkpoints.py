@@ -1,14 +1,19 @@
-"""What saving a loop's state cost it."""
+"""Cost of saving a loop's state."""
 
 from dataclasses import dataclass
 
-MOST = 200  # saves that a report has one by one
+MAX_SAVES = 200  # saves listed one by one in a report
 
 
 @dataclass(frozen=True)
 class Save:
-    """One save: the `step` that it has the state of, the `seconds` that the loop stood still for it, and the `bytes` of
-    its arrays."""
+    """A single save.
+
+    Attributes:
+        step: Step of the saved state.
+        seconds: Time for which the loop was blocked.
+        bytes: Size of the arrays.
+    """
 
     step: int
     seconds: float
@@ -17,12 +22,17 @@ class Save:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a loop.
+    """Checkpoints of a loop.
 
-    `every` as it was written. `saves`: the newest, at most 200; `count` of all, and the `seconds` that they took
-    together. `resumed`: the step at which the loop went on, None where it began. `copy`: bytes that the fullest device
-    holds beside the step while a save is written, the state that the step would have taken over; 0 where it takes
-    nothing over, None before the first save.
+    Attributes:
+        folder: Folder of the checkpoints.
+        every: Interval, as written by the user.
+        saves: Newest saves, at most 200.
+        count: Number of all saves.
+        seconds: Time of all saves together.
+        resumed: Step at which the loop resumed; None for a loop from the start.
+        copy: Bytes on the fullest device in addition to the step while a save is written: a copy of the state that the
+            step would have donated. 0 if the step donates nothing, None before the first save.
     """
 
     folder: str

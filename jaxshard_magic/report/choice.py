@@ -1,4 +1,4 @@
-"""`Choice`: the strategy that a search found the fastest of those that fit, with what ruled the others out."""
+"""Result of a search for the fastest strategy that fits, with the reasons against the other candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
-from jaxshard_magic.report.written import Written
+from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.records import JsonRecord
 
 if TYPE_CHECKING:
     from jaxshard_magic.views.choice.widget import ChoiceView
@@ -21,19 +21,26 @@ BOUND, ESTIMATE, LEFT = "bound", "estimate", "left"
 
 
 @dataclass(frozen=True)
-class Considered:
-    """One candidate of a search: a strategy on a mesh with its options; `line` runs it alone, after `%%shard`.
+class SearchCandidate:
+    """A candidate of a search: a strategy on a mesh with its options.
 
-    `bound`: seconds that a step takes at least by what its plan multiplies and must send, before anything is compiled:
-    on a slice, whose compiler tells what it hides, where that is all communication that it may start ahead, else as
-    `guess`, where it hides what compilers usually do. `most`: where it hides nothing. None where it could not be
-    planned, or no figures of the chip are known. `needs`: bytes of the fullest device, estimated from the traced step;
-    `holds`: of these what its arrays alone take.
-
-    `outcome`: of those that were compiled "chosen", "runner-up", "slower" or "too large"; of those that were not,
-    "bound" (it can't be faster than the choice), "estimate" (its arrays do not fit, or it needs far more than a device
-    has), "refused" (it can't be planned, compiled or run), or "left" (the budget ended before). `why` says it in one
-    line.
+    Attributes:
+        strategy: Name of the strategy.
+        mesh: Mesh axes with sizes.
+        options: Options.
+        line: Arguments of `%%shard` to run the candidate alone.
+        outcome: For compiled candidates "chosen", "runner-up", "slower" or "too large". Not compiled: "bound" (cannot
+            be faster than the choice), "estimate" (arrays do not fit, or it needs far more than a device has),
+            "refused" (cannot be planned, compiled or run) or "left" (no budget left).
+        why: Reason for the outcome, in a line.
+        bound: Lower bound of the seconds per step, before compilation, from the plan's products and required
+            communication. On a slice, with a compiler that reports hidden communication, all communication with a
+            possible early start counts as hidden; otherwise the value of `guess`. None, as `guess` and `most`, if
+            planning failed or without figures of the chip.
+        needs: Bytes on the fullest device, estimated from the traced step.
+        holds: Bytes of the arrays alone, included in `needs`.
+        guess: Estimated seconds per step with the communication that compilers usually hide.
+        most: Seconds per step without hidden communication.
     """
 
     strategy: str
@@ -51,8 +58,15 @@ class Considered:
 
 @dataclass(frozen=True)
 class Question:
-    """One question of the usual decision path. `answer`: True for yes, None where it is not known; `because`: the
-    figures. `yes` and `no`: what an answer leads to, "" where it leads to the next question."""
+    """A question of the usual decision path.
+
+    Attributes:
+        asks: The question.
+        answer: True for yes; None if unknown.
+        because: Figures behind the answer.
+        yes: Consequence of a yes; "" leads to the next question.
+        no: Consequence of a no; "" leads to the next question.
+    """
 
     asks: str
     answer: bool | None
@@ -62,20 +76,28 @@ class Question:
 
 
 @dataclass(frozen=True, repr=False)
-class Choice(Sendable, Written):
-    """What a search for the fastest strategy that fits has found.
+class Choice(Exportable, JsonRecord):
+    """Result of a search for the fastest strategy that fits. The docstring of `jaxshard_magic.choose` has an example.
 
-    `comparison` has what was compiled, in that order; `candidates` all that was considered, the choice first. `path`:
-    the usual decision path with this step's figures. `source`: what step times are compared by, "measured",
-    "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `error`: the share by
-    which predictions were found to be wrong; of those that are no further apart the simplest is chosen. `limit`: bytes
-    that a device has room for, None where it is not known. `budget` and `seconds`: what the search might take, None for
-    no limit, and what it took. The docstring of `jaxshard_magic.choose` has an example.
+    Attributes:
+        name: Name of the step.
+        comparison: Compiled candidates, in order of compilation.
+        candidates: All candidates, the choice first.
+        path: Usual decision path with the figures of this step.
+        source: Origin of the step times compared: "measured", "predicted" (from compiled programs, for the chip `on`)
+            or "planned" (nothing was compiled).
+        on: Chip of the predictions.
+        limit: Bytes of memory available on a device; None if unknown.
+        budget: Seconds allowed for the search; None for no limit.
+        seconds: Seconds taken by the search.
+        notes: Sentences about the search as a whole.
+        error: Relative error observed for predictions. Among candidates within this error, the simplest is chosen.
+        schema: Version of the JSON format.
     """
 
     name: str
     comparison: Comparison
-    candidates: tuple[Considered, ...]
+    candidates: tuple[SearchCandidate, ...]
     path: tuple[Question, ...]
     source: str
     on: str | None = None
@@ -89,77 +111,79 @@ class Choice(Sendable, Written):
     _what, _schema = "choice", SCHEMA
 
     @property
-    def chosen(self) -> Considered | None:
-        """The choice; None where nothing that was tried fits."""
-        return self._of(CHOSEN)
+    def chosen(self) -> SearchCandidate | None:
+        """The chosen candidate; None if nothing that was tried fits."""
+        return self._first_with_outcome(CHOSEN)
 
     @property
-    def runner_up(self) -> Considered | None:
-        """The next best that fits; None where only one is known to."""
-        return self._of(RUNNER_UP)
+    def runner_up(self) -> SearchCandidate | None:
+        """The second best candidate that fits; None if only one is known to fit."""
+        return self._first_with_outcome(RUNNER_UP)
 
     @property
     def trial(self) -> Trial | None:
-        """The choice as it was compiled, and run where it was; None where nothing was compiled."""
+        """The choice as compiled, and measured if it was run; None if nothing was compiled."""
         return None if self.chosen is None else self.trial_of(self.chosen)
 
     @property
     def report(self) -> Report | None:
-        """The report of the choice; None where nothing was compiled."""
+        """Report of the choice; None if nothing was compiled."""
         return None if self.trial is None else self.trial.report
 
-    def trial_of(self, candidate: Considered) -> Trial | None:
-        """A candidate as it was compiled; None where it was not."""
+    def trial_of(self, candidate: SearchCandidate) -> Trial | None:
+        """Return the compiled trial of a candidate; None for a candidate without."""
         return next((t for t in self.comparison.trials if t.line == candidate.line), None)
 
-    def time_of(self, candidate: Considered) -> float | None:
-        """Seconds of its step, as `source` says: measured or predicted where it was compiled, else as planned. None
-        where it is not known."""
+    def time_of(self, candidate: SearchCandidate) -> float | None:
+        """Return the seconds per step of a candidate according to `source`; None if unknown.
+
+        Compiled candidates have measured or predicted times, others planned times.
+        """
         if self.source == "planned":
             return candidate.bound if candidate.guess is None else candidate.guess
         trial = self.trial_of(candidate)
         return None if trial is None else self.comparison.seconds(trial)
 
-    def peak_of(self, candidate: Considered) -> int | None:
-        """Bytes of the fullest device at its peak, as compiled, else as estimated."""
+    def peak_of(self, candidate: SearchCandidate) -> int | None:
+        """Return the peak bytes on the fullest device, as compiled, otherwise as estimated."""
         trial = self.trial_of(candidate)
         return candidate.needs if trial is None or trial.peak is None else trial.peak
 
-    def with_outcome(self, outcome: str) -> tuple[Considered, ...]:
-        """The candidates with this outcome, in their order."""
+    def with_outcome(self, outcome: str) -> tuple[SearchCandidate, ...]:
+        """Return the candidates with this outcome, in order."""
         return tuple(c for c in self.candidates if c.outcome == outcome)
 
-    def _of(self, outcome: str) -> Considered | None:
+    def _first_with_outcome(self, outcome: str) -> SearchCandidate | None:
         return next(iter(self.with_outcome(outcome)), None)
 
-    def _ways(self) -> tuple[Any, Any, Any]:
+    def _renderers(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views.choice import html, text
 
         return text.to_text, html.to_html, html.page
 
     def _pictures(self) -> Mapping[str, Picture]:
-        """Those of what was compiled, and of the report of the choice."""
+        """Return the pictures of the compiled candidates, and of the report of the choice."""
         chosen = {} if self.report is None else self.report._pictures()
         return {**self.comparison._pictures(), **chosen}
 
-    def _live(self) -> Sequence[PageWidget]:
+    def _page_widgets(self) -> Sequence[PageWidget]:
         from jaxshard_magic.views.choice.payload import packed_choice
-        from jaxshard_magic.views.comparison.payload import first_shown
+        from jaxshard_magic.views.comparison.payload import default_trial
 
-        found = {"chosen": first_shown(self.comparison), "other": None}
-        chosen = () if self.report is None else self.report._live()
+        selection = {"chosen": default_trial(self.comparison), "other": None}
+        chosen = () if self.report is None else self.report._page_widgets()
         return [
-            PageWidget("compare", packed_choice(self), found, self.comparison._pictures()),
+            PageWidget("compare", packed_choice(self), selection, self.comparison._pictures()),
             *(replace(live, title="The report of the choice") for live in chosen),
         ]
 
     @cached_property
     def view(self) -> "ChoiceView":
-        """The choice's widget, the same each time; as a comparison's it tells which trial the reader chose."""
+        """Widget of the choice, created once. Like a comparison's widget, it knows the trial selected by the reader."""
         from jaxshard_magic.views.choice.widget import ChoiceView
 
         return ChoiceView(self)
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         said = "nothing fits" if self.chosen is None else self.chosen.line
         return f"<Choice for {self.name}: {said}, of {len(self.candidates)} candidates>"

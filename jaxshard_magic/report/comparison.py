@@ -1,14 +1,14 @@
-"""`Comparison`: one step under several strategies, meshes and options, as plain data with JSON there and back."""
+"""Comparison of a step under several strategies, meshes and options: plain data, convertible to JSON and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jaxshard_magic.errors import ShardError, one_of
+from jaxshard_magic.errors import ShardError, list_names
 from jaxshard_magic.report import Report
-from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
-from jaxshard_magic.report.written import Written
+from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.records import JsonRecord
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -20,11 +20,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True, repr=False)
 class Trial:
-    """One candidate: a strategy on a mesh, with its options, and what came of it.
+    """A candidate, a strategy on a mesh with options, and its result.
 
-    `line` is what runs it alone, written after `%%shard`: `fsdp+tp --mesh "data=4 model=2" --precision bf16`. `report`
-    is None where it could not be compiled. `why` says in one line why there is no report, or why a step that was
-    compiled did not run to its end; `fix` what would change that. `number`: of a report of the past, its own.
+    Attributes:
+        strategy: Name of the strategy.
+        mesh: Mesh axes with sizes.
+        options: Options.
+        line: Arguments of `%%shard` to run the candidate alone: `fsdp+tp --mesh "data=4 model=2" --precision bf16`.
+        report: Report of the compiled step; None if compilation failed.
+        why: Reason, in a line, for a missing report or for a compiled step that did not finish.
+        fix: Suggested change.
+        number: Number of the report, for a report from the history.
     """
 
     strategy: str
@@ -38,43 +44,43 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """What tells it from the others: its line, with the number of a report of the past."""
+        """Unique key within a comparison: the line, prefixed by the number of a report from the history."""
         return self.line if self.number is None else f"{self.number} {self.line}"
 
     @property
     def measured(self) -> float | None:
-        """Seconds of a step, the median of those that were timed; None where it was not run, or failed."""
+        """Median seconds per step, of the timed steps; None if the step did not run or failed."""
         timing = None if self.report is None or self.why is not None else self.report.timing
         return None if timing is None or timing.step_s is None else timing.step_s.median
 
     @property
     def simulated(self) -> bool:
-        """Whether its devices were simulated, so that `measured` is a time of this machine's CPU."""
+        """Return whether the devices were simulated. `measured` is then a time of this machine's CPU."""
         return self.report is not None and self.report.mesh.source == "simulated"
 
     @property
     def predicted(self) -> float | None:
-        """Seconds that a step is predicted to take on the chip that the report names; None without one."""
+        """Predicted seconds per step on the chip named in the report; None without a chip."""
         timing = None if self.report is None else self.report.timing
         return None if timing is None else timing.predicted_step_s
 
     @property
     def peak(self) -> int | None:
-        """Bytes on the fullest device at its peak."""
+        """Peak bytes on the fullest device."""
         memory = None if self.report is None else self.report.memory
         peaks = [d.peak for d in memory.per_device if d.peak is not None] if memory is not None else []
         return max(peaks, default=None)
 
     @property
     def limit(self) -> int | None:
-        """Bytes that the smallest device has room for; None where no limit is known."""
+        """Bytes available on the smallest device; None without a known limit."""
         memory = None if self.report is None else self.report.memory
         limits = [d.limit for d in memory.per_device if d.limit is not None] if memory is not None else []
         return min(limits, default=None)
 
     @property
     def fits(self) -> bool | None:
-        """Whether every device has room at its peak; None where the peak or the limit is not known."""
+        """Return whether every device has room for its peak; None if peak or limit are unknown."""
         memory = None if self.report is None else self.report.memory
         rows = memory.per_device if memory is not None else ()
         known = [d.peak <= d.limit for d in rows if d.peak is not None and d.limit is not None]
@@ -82,8 +88,10 @@ class Trial:
 
     @property
     def sent(self) -> dict[str, int] | None:
-        """Bytes that one device sends in a step over each mesh axis, in the mesh's order; over several at once under
-        `data+model`, and under `?` where it is not known over which. None where nothing is known."""
+        """Bytes sent by a device in a step over each mesh axis, in mesh order.
+
+        The key `data+model` has bytes over several axes at once, `?` bytes over unknown axes. None if nothing is known.
+        """
         rows = None if self.report is None else self.report.collectives
         if rows is None:
             return None
@@ -95,7 +103,7 @@ class Trial:
 
     @property
     def bubble(self) -> float | None:
-        """The idle share of a pipeline's ranks, 0 to 1, measured where it ran, else predicted; None without one."""
+        """Idle share of a pipeline's ranks, 0 to 1: measured after a run, else predicted; None without a pipeline."""
         pipeline = None if self.report is None else self.report.pipeline
         if pipeline is None:
             return None
@@ -104,12 +112,18 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Sendable, Written):
-    """`trials` in the order in which they were asked for. `left`: the lines of candidates that an interrupt kept from
-    being tried. `notes`: sentences on the comparison as a whole.
+class Comparison(Exportable, JsonRecord):
+    """Trials of a step.
 
-    >>> found = Comparison("train_step", (Trial("dp", {"data": 8}, {}, "dp"),))
-    >>> found["dp"].mesh
+    Attributes:
+        name: Name of the step.
+        trials: Trials in the order requested.
+        left: Lines of candidates not tried because of an interrupt.
+        notes: Sentences about the comparison as a whole.
+        schema: Version of the JSON format.
+
+    >>> comparison = Comparison("train_step", (Trial("dp", {"data": 8}, {}, "dp"),))
+    >>> comparison["dp"].mesh
     {'data': 8}
     """
 
@@ -123,22 +137,23 @@ class Comparison(Sendable, Written):
 
     @property
     def source(self) -> str | None:
-        """What step times are compared by: "measured" where a chip ran a step, else "predicted"; None where neither is
-        known. Simulated devices measure no chip, and their times are compared with nothing."""
+        """Origin of the step times compared: "measured" if a chip ran a step, otherwise "predicted"; None if both are
+        unknown."""
+        # Simulated devices measure no chip: their times are not compared.
         if any(trial.measured is not None and not trial.simulated for trial in self.trials):
             return "measured"
         return "predicted" if any(trial.predicted is not None for trial in self.trials) else None
 
     def seconds(self, trial: Trial) -> float | None:
-        """A trial's step time, as `source` says; times of both kinds are never compared with each other."""
+        """Return the seconds per step of a trial according to `source`. Measured and predicted times are never
+        compared."""
         if self.source == "measured":
             return None if trial.simulated else trial.measured
         return trial.predicted
 
     @property
     def usable(self) -> tuple[Trial, ...]:
-        """The trials that are an answer: that ran, or would, fit as far as is known, and have no other numbers than the
-        plain step."""
+        """Trials that ran or would run, fit as far as known, and agree numerically with the plain step."""
         return tuple(
             t
             for t in self.trials
@@ -150,20 +165,24 @@ class Comparison(Sendable, Written):
 
     @property
     def fastest(self) -> Trial | None:
-        """The least step time among those that are usable."""
+        """Usable trial with the smallest step time."""
         known = [t for t in self.usable if self.seconds(t) is not None]
+        # Ties go to the smaller peak.
         return min(known, key=lambda t: (self.seconds(t), t.peak or 0), default=None)
 
     @property
     def smallest(self) -> Trial | None:
-        """The least peak memory among those that are usable."""
+        """Usable trial with the smallest peak memory."""
         known = [t for t in self.usable if t.peak is not None]
         return min(known, key=lambda t: (t.peak, self.seconds(t) or 0), default=None)
 
     @property
     def front(self) -> tuple[Trial, ...]:
-        """The Pareto front: trials than which no other that is usable is both at least as fast and as small, and one of
-        it better; fastest first."""
+        """Pareto front of the usable trials by step time and peak memory, fastest first.
+
+        A trial is on the front unless another usable trial is at least as fast and as small, and better in time or
+        memory.
+        """
         known = [
             (seconds, trial.peak, trial)
             for trial in self.usable
@@ -176,48 +195,56 @@ class Comparison(Sendable, Written):
         )
 
     def __getitem__(self, which: int | str) -> Trial:
-        """The trial at a position, or the one of that line or strategy. Raises ShardError where there is none, or
-        where a strategy has several."""
+        """Return a trial by position, line or strategy.
+
+        Raises:
+            ShardError: No such trial, or several trials of the strategy.
+        """
         if isinstance(which, int):
             return self.trials[which]
-        found = [t for t in self.trials if which == t.line] or [t for t in self.trials if which == t.strategy]
-        if len(found) == 1:
-            return found[0]
-        lines = one_of(repr(t.line) for t in found or self.trials)
-        said = f"{len(found)} trials of {which!r}" if found else f"no trial {which!r}"
-        raise ShardError(f"{said}; say which: {lines}")
+        # A line is unique; a strategy may have been tried on several meshes.
+        matches = [t for t in self.trials if which == t.line] or [t for t in self.trials if which == t.strategy]
+        if len(matches) == 1:
+            return matches[0]
+        lines = list_names(repr(t.line) for t in matches or self.trials)
+        problem = f"{len(matches)} trials of {which!r}" if matches else f"no trial {which!r}"
+        raise ShardError(f"{problem}; say which: {lines}")
 
-    def _ways(self) -> tuple[Any, Any, Any]:
+    def _renderers(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views.comparison import html, text
 
         return text.to_text, html.to_html, html.page
 
     def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import named
+        from jaxshard_magic.views.pictures import picture_sets
 
-        return named.of_comparison(self)
+        return picture_sets.comparison_pictures(self)
 
-    def _live(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.comparison.payload import first_shown, packed_comparison
+    def _page_widgets(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.comparison.payload import default_trial, packed_comparison
 
-        chosen = {"chosen": first_shown(self), "other": None}
+        chosen = {"chosen": default_trial(self), "other": None}
         return [PageWidget("compare", packed_comparison(self), chosen, self._pictures())]
 
     @cached_property
     def view(self) -> "ComparisonView":
-        """The comparison's widget, the same each time: `comparison.view.chosen` is the trial that the reader chose."""
+        """Widget of the comparison, created once. `comparison.view.chosen` is the trial selected by the reader."""
         from jaxshard_magic.views.comparison.widget import ComparisonView
 
         return ComparisonView(self)
 
     def figure(self, theme: str = "light") -> "Figure":
-        """Peak memory against step time with the Pareto front, as a plotly figure. `theme`: "light" or "dark".
+        """Return a plotly figure of peak memory against step time with the Pareto front.
 
-        Raises ShardError where no trial has both.
+        Args:
+            theme: "light" or "dark".
+
+        Raises:
+            ShardError: No trial has both step time and peak memory.
         """
         from jaxshard_magic.views import figures
 
         return figures.comparison(self, theme)
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         return f"<Comparison of {self.name}: {', '.join(trial.line for trial in self.trials)}>"

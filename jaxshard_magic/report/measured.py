@@ -1,27 +1,33 @@
-"""The measured part of a report: where the time of a step went, as the profiler saw its operations."""
+"""Measured part of a report: time of a step by line, collective and device, from profiler events."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
-from jaxshard_magic.report.parts import Spread
-from jaxshard_magic.report.written import saved
+from jaxshard_magic.report.parts import TimeSpread
+from jaxshard_magic.report.records import write_file
 
-COMPUTE, MOVING, WAITING = "c", "m", "w"  # what a device does, as lanes have it
+COMPUTE, MOVING, WAITING = "c", "m", "w"  # activities of a device, as in `DeviceLane.kinds`
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds of a step that a device spends for one phase of one line, the mean over devices and steps; no instant
-    counts twice, so that all lines and what is idle together are the step.
+class LineTime:
+    """Seconds per step of a phase of a line, averaged over devices and steps.
 
-    `line` of `file`, one of the report's `sources`; both None where no line is known. `phase`: forward, backward,
-    recomputed (done again for the backward pass) or update. `compute`: the device computes. `moving`: it does nothing
-    but move data between devices. `waiting`: it waits in a collective until others have come, or for Python on the
-    host; None where the trace does not tell this from moving. `predicted`: seconds that the same is predicted to take
-    on the chip of the report's timing, None where that is not known. `host`: of `waiting`, for Python. `called`: the
-    line that led to it, as of `Collective`.
+    Each instant is counted once: all lines and the idle time add up to the step.
+
+    Attributes:
+        file: File of the line, one of the report's `sources`; None if no line is known.
+        line: Number of the line; None if no line is known.
+        phase: forward, backward, recomputed (repeated for the backward pass) or update.
+        compute: The device computes.
+        moving: The device only moves data between devices.
+        waiting: The device waits in a collective for other devices, or for Python on the host; None if the trace does
+            not separate waiting from moving.
+        predicted: Predicted seconds on the chip of the report's timing; None if unknown.
+        host: Part of `waiting` spent on Python.
+        called: Line that led to the line, as in `Collective`.
     """
 
     file: str | None
@@ -36,18 +42,24 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """All of them together."""
+        """Sum of compute, moving and waiting."""
         return self.compute + self.moving + (self.waiting or 0.0)
 
 
 @dataclass(frozen=True)
-class Moved:
-    """The collectives of one kind over one set of mesh axes in a step, the mean over devices and steps.
+class CollectiveTime:
+    """Collectives of a kind over a set of mesh axes in a step, averaged over devices and steps.
 
-    `seconds`: that data moves, hidden by compute or not; `waiting`: that a device waits in them for others, None where
-    the trace does not tell. `wire_bytes`: what one device sends for them. `bandwidth`: the bytes a second that this
-    is; `link`: those of the links along these axes, where they are known. `predicted`: seconds that they
-    are predicted to be on the links.
+    Attributes:
+        kind: Kind of collective.
+        axes: Mesh axes; None if unknown.
+        seconds: Time in which data moves, hidden by compute or not.
+        waiting: Time in which a device waits in the collectives for others; None if the trace does not separate waiting
+            from moving.
+        wire_bytes: Bytes sent by a device.
+        bandwidth: Resulting bytes per second.
+        link: Bytes per second of the links along these axes, if known.
+        predicted: Predicted seconds on the links.
     """
 
     kind: str
@@ -61,11 +73,16 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Busy:
-    """Seconds of a step on one device, the mean over steps; together, but for `overlap`, they are the step.
+class DeviceTime:
+    """Seconds per step on a device, averaged over steps. All fields except `overlap` add up to the step.
 
-    `compute`: it computes; `moving`: it does nothing but move data; `waiting`: nothing but wait for other devices or
-    the host; `idle`: nothing at all. `overlap`: of `compute`, that data moves meanwhile.
+    Attributes:
+        device: Id of the device.
+        compute: Time of computation.
+        moving: Time in which the device only moves data.
+        waiting: Time in which the device only waits for other devices or the host.
+        overlap: Part of `compute` with simultaneous data movement.
+        idle: Time without any activity.
     """
 
     device: int
@@ -77,10 +94,16 @@ class Busy:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """What one device does in one step. Piece i is from `starts[i]` on, `takes[i]` long, both in the report's ticks;
-    `kinds[i]` is c, m or w (compute, moving, waiting), `of[i]` the position of its line among `Measured.lines`, -1 for
-    what none of them is."""
+class DeviceLane:
+    """Activity of a device in a single step, as a sequence of pieces.
+
+    Attributes:
+        device: Id of the device.
+        starts: Start of each piece in ticks of the report.
+        takes: Length of each piece in ticks.
+        of: For each piece, the index of its line in `Measured.lines`; -1 for pieces of other lines.
+        kinds: A character per piece: c, m or w (compute, moving, waiting).
+    """
 
     device: int
     starts: tuple[int, ...]
@@ -91,39 +114,52 @@ class Lane:
 
 @dataclass(frozen=True)
 class Measured:
-    """Where the time of a step went, from the operations that the profiler recorded in steps on copies of the last
-    arguments.
+    """Time of a step by line, collective and device, from operations recorded by the profiler.
 
-    `step_s`: seconds from a step's first operation on any device to its last one. `lines`: those that take longest,
-    by phase; `others`: all other lines, `unknown`: what no line is known of, None where there is none.
-    `collectives`: by kind and axes. `devices`: the slowest one and others, of `of_devices`; `average`: the mean of all.
-    `slowest` computes `behind` seconds longer than the median device, of a pipeline than the median one of its stage;
-    both None where no other device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first
-    operation on; what is shorter than `grain` ticks may be drawn as a part of what lies beside it.
-    `host`: seconds that the device waits for Python which does so longest. `dispatch`: seconds from a step's call
-    to its first operation. Of `asked` steps `recorded` were recorded and `read` read, in which a device ran
-    `operations` operations a step: of a step that has very many only a few are.
+    The recorded steps run on copies of the last arguments.
+
+    Attributes:
+        asked: Number of steps requested.
+        recorded: Number of steps recorded.
+        read: Number of steps read: only a few if a step has very many operations.
+        operations: Operations per step on a device.
+        step_s: Seconds from the first operation of a step on any device to the last.
+        lines: Lines with the longest times, by phase.
+        others: All other lines; None if there are none.
+        unknown: Time without a known line; None if there is none.
+        collectives: Collectives by kind and axes.
+        devices: The slowest device and some others.
+        of_devices: Number of all devices.
+        slowest: Id of the slowest device; None if no other device has the same work.
+        behind: Seconds for which `slowest` computes longer than the median device, in a pipeline than the median device
+            of its stage; None as `slowest`.
+        lanes: A typical step.
+        tick: Seconds per tick of the lanes, counted from the first operation.
+        grain: Pieces shorter than this number of ticks may be drawn as part of a neighbor.
+        host: Seconds for which a device waits for Python, on the device with the longest wait.
+        dispatch: Seconds from the call of a step to its first operation.
+        average: Mean over all devices.
     """
 
     asked: int
     recorded: int
     read: int
     operations: int
-    step_s: Spread
-    lines: tuple[Spent, ...]
-    others: Spent | None
-    unknown: Spent | None
-    collectives: tuple[Moved, ...]
-    devices: tuple[Busy, ...]
+    step_s: TimeSpread
+    lines: tuple[LineTime, ...]
+    others: LineTime | None
+    unknown: LineTime | None
+    collectives: tuple[CollectiveTime, ...]
+    devices: tuple[DeviceTime, ...]
     of_devices: int
     slowest: int | None
     behind: float | None
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DeviceLane, ...]
     tick: float
     grain: int
     host: float
     dispatch: float
-    average: Busy | None = None
+    average: DeviceTime | None = None
 
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...
@@ -131,33 +167,39 @@ class Measured:
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path: ...
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | Path:
-        """The lanes as a trace that Perfetto and chrome://tracing open, a thread a device: JSON text, or a file written
-        to `path`. Returns the text, or the path that was written."""
+        """Return the lanes as a trace for Perfetto and chrome://tracing, with a thread per device.
+
+        Args:
+            path: File for the trace. Without a path the JSON text is returned.
+
+        Returns:
+            The JSON text, or the path of the file.
+        """
         from jaxshard_magic.views import chrome_trace
 
-        text = chrome_trace.lanes_to_json(self)
-        return text if path is None else saved(path, text)
+        text = chrome_trace.recorded_step_to_json(self)
+        return text if path is None else write_file(path, text)
 
     @property
-    def mean(self) -> Busy:
-        """What a device does in a step, the mean over all of them; its `device` is -1."""
+    def mean(self) -> DeviceTime:
+        """Mean over all devices. Its `device` is -1."""
         return self.average or _mean(self.devices)
 
     @property
     def seconds(self) -> float:
-        """A step, the mean of those that were read: what the lines take and what is idle together."""
+        """Mean seconds of the steps read: all lines and the idle time."""
         mean = self.mean
         return mean.compute + mean.moving + (mean.waiting or 0.0) + mean.idle
 
 
-def _mean(devices: tuple[Busy, ...]) -> Busy:
+def _mean(devices: tuple[DeviceTime, ...]) -> DeviceTime:
     n = len(devices)
-    told = [each.waiting for each in devices if each.waiting is not None]
-    return Busy(
+    waiting = [each.waiting for each in devices if each.waiting is not None]
+    return DeviceTime(
         -1,
         sum(each.compute for each in devices) / n,
         sum(each.moving for each in devices) / n,
-        sum(told) / n if len(told) == n else None,
+        sum(waiting) / n if len(waiting) == n else None,
         sum(each.overlap for each in devices) / n,
         sum(each.idle for each in devices) / n,
     )

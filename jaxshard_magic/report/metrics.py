@@ -1,10 +1,10 @@
-"""The metrics of a run: what its step returned and what was measured of its loop, in as many rows however long."""
+"""Metrics of a run: numbers returned by the step and measured in its loop, in a bounded number of rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxshard_magic.errors import ShardError, none_of, one_of
+from jaxshard_magic.errors import ShardError, list_names, unknown_name
 from jaxshard_magic.packages import data_frame
 
 COLUMNS = ("step", "name", "min", "mean", "max", "last", "time")
@@ -12,13 +12,23 @@ COLUMNS = ("step", "name", "min", "mean", "max", "last", "time")
 
 @dataclass(frozen=True)
 class Curve:
-    """One number over a run, in buckets of steps that follow each other; all tuples have one entry a bucket.
+    """A number over a run, in consecutive buckets of steps. All tuples have an entry per bucket.
 
-    `source`: "step", returned by the step, or "loop", measured of its loop, in `unit`. `step` is the last of a bucket,
-    from 1 on, and `time` the seconds into the run at which that was seen to have finished. `min`, `mean` and `max` are
-    of the bucket's finite values, None where it has none; `last` is the last step's, whatever it is. `count`: values
-    that all buckets together are of; `first` is the first of them. `rule`: by what a rate is counted. `astray` is the
-    first step whose value was not finite, None for none, and `before` the last one before it that was seen to be.
+    Attributes:
+        name: Name of the number.
+        source: "step" for a number returned by the step, "loop" for a number measured in the loop.
+        unit: Unit of a number of the loop.
+        step: Last step of each bucket, from 1.
+        min: Minimum of the finite values of each bucket; None without a finite value, as `mean` and `max`.
+        mean: Mean of the finite values.
+        max: Maximum of the finite values.
+        last: Value of the last step, finite or not.
+        time: Seconds since the start of the run at which the last step was observed to be finished.
+        count: Number of values in all buckets.
+        first: First value.
+        rule: Counting rule of a rate.
+        astray: First step with a value that is not finite; None if there is none.
+        before: Last step before `astray` with a value known to be finite.
     """
 
     name: str
@@ -41,8 +51,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Tail:
-    """The buckets of a curve from the one at `start` on, which hold `width` values each: what is new of it."""
+class CurveTail:
+    """New buckets of a curve.
+
+    Attributes:
+        curve: Buckets from `start` on.
+        start: Index of the first bucket.
+        width: Values per bucket.
+    """
 
     curve: Curve
     start: int
@@ -51,10 +67,16 @@ class Tail:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of a run of `steps` steps, `of` so many where that was known, over `seconds`; the step's own first.
+    """Numbers of a run.
 
-    `skipped`: steps that came too fast to be read. `left_out`: names of numbers beyond those that are kept. `loss`: the
-    name of the loss among the curves, None where the step returns none.
+    Attributes:
+        steps: Number of steps.
+        seconds: Duration of the run.
+        curves: The numbers, those returned by the step first.
+        of: Planned number of steps, if known.
+        skipped: Number of steps too fast to be read.
+        left_out: Count of further numbers, beyond the limit on curves.
+        loss: Name of the loss among the curves; None if the step returns no loss.
 
     >>> loss = Curve("loss", "step", None, (2, 4), (2.0, 1.0), (3.0, 1.5), (4.0, 2.0), (2.0, 1.0), (0.2, 0.4), 4)
     >>> metrics = Metrics(4, 0.4, (loss,))
@@ -71,20 +93,28 @@ class Metrics:
     loss: str | None = None
 
     def __getitem__(self, name: str) -> Curve:
-        """The curve of this name. Raises ShardError where there is none."""
+        """Return the curve of this name.
+
+        Raises:
+            ShardError: No such curve.
+        """
         names = [curve.name for curve in self.curves]
         if name not in names:
-            raise ShardError(none_of(f"no metric '{name}'", name, names, f"the metrics are {one_of(names)}"))
+            raise ShardError(unknown_name(f"no metric '{name}'", name, names, f"the metrics are {list_names(names)}"))
         return self.curves[names.index(name)]
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """A row for each bucket of each curve, by the names of `COLUMNS`: `step`, `name`, `min`, `mean`, `max`, `last`
-        and `time`, seconds."""
+        """Yield a row for each bucket of each curve, with the keys `COLUMNS`: `step`, `name`, `min`, `mean`, `max`,
+        `last` and `time` in seconds."""
         for curve in self.curves:
             columns = (curve.step, curve.min, curve.mean, curve.max, curve.last, curve.time)
             for step, low, mean, high, last, time in zip(*columns, strict=True):
                 yield dict(zip(COLUMNS, (step, curve.name, low, mean, high, last, time), strict=True))
 
     def to_pandas(self) -> Any:
-        """The rows as a DataFrame. Raises ShardError where pandas is not installed."""
+        """Return the rows as a DataFrame.
+
+        Raises:
+            ShardError: pandas is not installed.
+        """
         return data_frame(self.rows(), COLUMNS)

@@ -1,19 +1,23 @@
-"""The parts of a report: the mesh, the leaves, memory, collectives, times, advice and the check."""
+"""Parts of a report: mesh, leaves, memory, collectives, times, advice and check."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 
-BY_HAND = "a loop over microbatches written by hand, on one device"  # what a check may compare with
+BY_HAND = "a loop over microbatches written by hand, on one device"  # reference of a check
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
-Cut = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
+DimAxes = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
 
 
-def cut_of(spec: Iterable[str | Iterable[str] | None], rank: int) -> Cut:
-    """The mesh axes that a spec, or a PartitionSpec, cuts each of `rank` dimensions over.
+def dim_axes(spec: Iterable[str | Iterable[str] | None], rank: int) -> DimAxes:
+    """Return the mesh axes over which a spec shards each dimension.
 
-    >>> cut_of((None, ("data", "model")), 3)
+    Args:
+        spec: A spec or a PartitionSpec; missing trailing entries are unsharded.
+        rank: Number of dimensions.
+
+    >>> dim_axes((None, ("data", "model")), 3)
     ((), ('data', 'model'), ())
     """
     dims = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
@@ -21,27 +25,35 @@ def cut_of(spec: Iterable[str | Iterable[str] | None], rank: int) -> Cut:
 
 
 def mesh_text(axes: Mapping[str, int]) -> str:
-    """`data=4 model=2`: mesh axes with their sizes."""
+    """Return mesh axes with sizes as text: `data=4 model=2`."""
     return " ".join(f"{axis}={size}" for axis, size in axes.items())
 
 
-def finite(number: float | None) -> float | None:
-    """`number`, None where it is infinite or not a number."""
+def finite_or_none(number: float | None) -> float | None:
+    """Return `number`; None if infinite or not a number."""
     return number if number is not None and isfinite(number) else None
 
 
 @dataclass(frozen=True)
 class MeshInfo:
-    """The mesh of a run. `devices` holds one id per device in the mesh's order (row-major over `axes`).
+    """The mesh of a run.
 
-    In the same order, each empty where there is but one: `hosts` has the host of each device, `islands` the part of the
-    mesh beyond which only the network goes: hosts of GPUs and of CPUs, slices of TPUs.
+    Attributes:
+        axes: Mesh axes with sizes.
+        platform: Platform of the devices.
+        device_kind: Kind of the devices.
+        source: "attached", "simulated" or "topology".
+        devices: Id of each device, in mesh order (row-major over `axes`).
+        processes: Number of processes.
+        hosts: Host of each device in mesh order; empty for a single host.
+        islands: Island of each device in mesh order; empty for a single island. Only the network connects islands:
+            hosts of GPUs and CPUs, slices of TPUs.
     """
 
     axes: dict[str, int]
     platform: str
     device_kind: str
-    source: str  # attached | simulated | topology
+    source: str
     devices: tuple[int, ...]
     processes: int
     hosts: tuple[int, ...] = ()
@@ -49,25 +61,31 @@ class MeshInfo:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """A number for each device in the mesh's order: `devices`, where those are known."""
+        """Number of each device in mesh order: `devices` if known."""
         return self.devices or range(prod(self.axes.values()))
 
     def place(self, index: int) -> dict[str, int]:
-        """Where the device at `index` of `devices` stands along each axis.
+        """Return the mesh coordinates of the device at `index` of `devices`.
 
         >>> MeshInfo({"data": 2, "model": 4}, "", "", "", (), 1).place(6)
         {'data': 1, 'model': 2}
         """
         at = {}
+        # Row-major: the last axis varies fastest.
         for axis, size in reversed(self.axes.items()):
             index, at[axis] = divmod(index, size)
         return dict(reversed(at.items()))
 
 
-def part_at(place: Mapping[str, int], axes: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """Which of the parts of a dimension that is cut over `axes` lies at a place of the mesh, the last axis fastest.
+def shard_index(place: Mapping[str, int], axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """Return the index of a dimension's shard at mesh coordinates.
 
-    >>> part_at({"data": 1, "model": 2}, ("model", "data"), {"data": 2, "model": 4})
+    Args:
+        place: Coordinate along each mesh axis.
+        axes: Axes over which the dimension is sharded; the last axis varies fastest.
+        sizes: Size of each axis.
+
+    >>> shard_index({"data": 1, "model": 2}, ("model", "data"), {"data": 2, "model": 4})
     5
     """
     part = 0
@@ -78,17 +96,26 @@ def part_at(place: Mapping[str, int], axes: Iterable[str], sizes: Mapping[str, i
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the step. `bytes_per_device` is what one device stores, 0 where it lies on the host; `wanted`
-    names mesh axes that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that
-    cost.
+    """An array of the step.
 
-    `within`: along these axes it lies only on the devices from the first index on, before the second; empty for a leaf
-    that lies on the whole mesh. {"pipe": (2, 3)} is on stage 2 of a pipeline; with "pipe" in its spec, {"pipe": (1, 3)}
-    is a stack of layers of which stages 1 and 2 have a half each.
+    Attributes:
+        path: Path in the arguments of the step.
+        role: "params", "optimizer", "batch", "rng" or "other".
+        shape: Shape.
+        dtype: Dtype.
+        spec: Mesh axes for each dimension.
+        bytes: Size of the full array.
+        bytes_per_device: Bytes stored on a device; 0 for an array on the host.
+        why: Reason for the spec.
+        wanted: Mesh axes over which the strategy could not shard the leaf.
+        lost: Bytes per device lost for this reason.
+        within: For some axes, the range (first, end) of device indices that hold the leaf; empty for a leaf on the
+            whole mesh. {"pipe": (2, 3)} is stage 2 of a pipeline. With "pipe" in the spec, {"pipe": (1, 3)} is a stack
+            of layers, half on stage 1 and half on stage 2.
     """
 
     path: str
-    role: str  # params | optimizer | batch | rng | other
+    role: str
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
@@ -102,9 +129,18 @@ class Leaf:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device while the step runs; None where it is not known.
+    """Bytes on a device while the step runs; None if unknown.
 
-    `measured` is the device's own peak, of all that it held: the notebook's other arrays, too.
+    Attributes:
+        device: Id of the device.
+        params: Parameters.
+        optimizer: Optimizer state.
+        batch: Batch.
+        other: Other arguments.
+        temporaries: Temporaries.
+        peak: Peak of the step.
+        limit: Memory available.
+        measured: Peak reported by the device, including other arrays of the notebook.
     """
 
     device: int
@@ -120,13 +156,23 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Temporaries that are live at the peak on one device: `count` alike ones of the same line.
+    """Temporaries live at the peak on a device: `count` equal buffers from the same line.
 
-    `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them,
-    or the leaf that they are; `of` is the leaf, by path, where they are one, or a gradient of one; `line` of `file`,
-    one of the report's `sources`. `reads` is the weight that the operation multiplies with, `toward` the leaf whose
-    gradient it is a step on the way to, both by path. `kept`: made in the forward pass and still there in the backward
-    pass. `trips`: those of the loop that writes them slice by slice. `called`: as of `Collective`.
+    Attributes:
+        bytes: Size of all of them.
+        count: Number of buffers.
+        dtype: Dtype of a buffer, as in HLO.
+        shape: Shape of a buffer.
+        what: Name of the operation that produced them, or of the leaf they are.
+        phase: Phase of the step.
+        file: File of the line, one of the report's `sources`.
+        line: Number of the line.
+        reads: Path of the weight multiplied by the operation.
+        toward: Path of the leaf whose gradient the operation contributes to.
+        kept: Produced in the forward pass and still live in the backward pass.
+        trips: Trip count of the loop that writes the buffers slice by slice.
+        of: Path of the leaf, for buffers that are a leaf or a gradient of a leaf.
+        called: As in `Collective`.
     """
 
     bytes: int
@@ -146,11 +192,20 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Live:
-    """Bytes live on one device through the step, in the compiler's order of instructions: arguments, outputs and
-    temporaries. `bytes[i]` holds from instruction `at[i]` until `at[i + 1]`, of `instructions` in all; the largest
-    is `bytes[peak]`. `phases` are (name, first instruction) in order; `line` of `file` is where the peak lies,
-    `called` as of `Collective`."""
+class LiveMemory:
+    """Bytes live on a device during the step, in the compiler's order of instructions: arguments, outputs and
+    temporaries.
+
+    Attributes:
+        at: Instructions at which the bytes change.
+        bytes: `bytes[i]` is valid from instruction `at[i]` until `at[i + 1]`.
+        instructions: Number of instructions.
+        peak: Index of the largest entry of `bytes`.
+        phases: Pairs (name, first instruction), in order.
+        file: File of the line at the peak.
+        line: Number of the line.
+        called: As in `Collective`.
+    """
 
     at: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -164,33 +219,52 @@ class Live:
 
 @dataclass(frozen=True)
 class Memory:
-    """`buffers` are the largest temporaries live at the peak, `others` how many more there are and their bytes; both
-    None, and `live`, where the compiler does not tell."""
+    """Memory of the step on each device.
+
+    Attributes:
+        per_device: Bytes on each device.
+        source: "measured" or "compiled" (XLA's own figures). After refusal by a compiler "compiled for v5p" or
+            "refused", after its failure "planned".
+        buffers: Largest temporaries live at the peak; None if the compiler does not tell.
+        others: Number and bytes of the remaining temporaries; None if the compiler does not tell.
+        live: Live bytes during the step; None if the compiler does not tell.
+    """
 
     per_device: tuple[DeviceMemory, ...]
-    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused";
-    # where it failed: "planned"
+    source: str
     buffers: tuple[Buffer, ...] | None = None
     others: tuple[int, ...] | None = None
-    live: Live | None = None
+    live: LiveMemory | None = None
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind of collective over one set of axes, merged from all of the program's that are alike.
+    """Collectives of a kind over a set of axes, merged from all similar collectives of the program.
 
-    `bytes` is the size on one device of the gathered (or unreduced) array of one such collective; `wire_bytes` what one
-    device sends per step on a ring, all `count` of them together; `seconds` those that they are predicted to be on the
-    links, `exposed` those of the predicted step that the device waits for them, as nothing that it computes hides more.
-    In a pipeline `count` is of all stages together, and `wire_bytes` the mean over them. `axes` is None where the
-    replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places along it from each
-    to the next. `phase` is forward, backward or update. `line` of `file`, one of the report's `sources`, is the
-    innermost line of the user's own that caused it, `source` its text, `called` the line of the step's own cell or file
-    that led there, `cell [7]:12`, where it stands elsewhere; `at` had the innermost line beside that one in earlier
-    reports. `what` names what moves, `job` what that is for: "dispatch" of rows to their experts, "combine", back from
-    them; of attention as a ring the "turn" of keys and values, "zig-zag" where positions are dealt out and put back.
-    `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
-    what one of the mesh's islands sends to others per step, where it has several, all `count` of them together.
+    Attributes:
+        kind: Kind of collective.
+        axes: Mesh axes; None if the replica groups match no set of mesh axes, and no parts of an axis (see `apart`).
+        group_size: Devices per replica group.
+        count: Collectives per step; in a pipeline, of all stages together.
+        bytes: Size on a device of the gathered (or unreduced) array of a single collective.
+        wire_bytes: Bytes sent by a device per step on a ring, for all `count` collectives; in a pipeline the mean over
+            stages.
+        seconds: Predicted seconds on the links.
+        phase: forward, backward or update.
+        line: Number of the innermost user line that caused the collective.
+        source: Text of the line.
+        file: File of the line, one of the report's `sources`.
+        at: In reports of earlier versions, the innermost line in addition to `line`.
+        what: Name of the transferred data.
+        exact: False if the number of executions depends on the data; `count` is then a lower bound.
+        apart: Distance along the axis between devices of a group.
+        network_bytes: Bytes sent per step by an island of the mesh to other islands, for all `count` collectives; only
+            on a mesh with several islands.
+        exposed: Part of the predicted step time in which the device waits for the collectives because no computation
+            hides them.
+        job: Purpose of the transfer: "dispatch" of rows to their experts, "combine" back from them, "turn" of keys and
+            values in ring attention, "zig-zag" where positions are permuted and put back.
+        called: Line of the step's own cell or file that led to `line`, as `cell [7]:12`, if `line` is elsewhere.
     """
 
     kind: str
@@ -215,18 +289,23 @@ class Collective:
 
     @property
     def waited(self) -> float | None:
-        """Seconds that the device waits for them, where that is known; else those that they take."""
+        """Seconds for which the device waits, if known; otherwise the seconds on the links."""
         return self.seconds if self.exposed is None else self.exposed
 
 
 @dataclass(frozen=True)
-class Source:
-    """The user's code that a report's lines are of: a cell whole, of a file the parts that matter.
+class SourceExcerpt:
+    """The user's code that lines of a report refer to: a complete cell, or the relevant parts of a file.
 
-    `text[i]` is line `numbers[i]`. `home` says that the step is defined here; `note` why there is no text.
+    Attributes:
+        name: "cell [7]" or "model.py".
+        numbers: Number of each line.
+        text: Text of each line.
+        home: The step is defined here.
+        note: Reason for a missing text.
     """
 
-    name: str  # "cell [7]", "model.py"
+    name: str
     numbers: tuple[int, ...]
     text: tuple[str, ...]
     home: bool = False
@@ -234,8 +313,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Seconds."""
+class TimeSpread:
+    """Minimum, median and maximum of a time in seconds."""
 
     min: float
     median: float
@@ -243,8 +322,14 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Seconds of a step that a device is predicted to wait for the collectives of one kind over one set of axes."""
+class PredictedWait:
+    """Predicted waiting time of a device per step, for the collectives of a kind over a set of axes.
+
+    Attributes:
+        kind: Kind of collective.
+        axes: Mesh axes.
+        seconds: Waiting time.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -253,34 +338,46 @@ class Wait:
 
 @dataclass(frozen=True)
 class Timing:
-    """`calls` are those of the last loop over the step: a cell's in a notebook, all of a script. `others` of them were
-    of other shapes, and ran another program. `step_s` is what a step takes, the median over `timed` calls.
+    """Times of the step, measured and predicted.
 
-    `how` that was measured: "step to step" is from the end of one step to the end of the next, over calls that were not
-    waited for; "start to end" is of calls that were, each alone; "copies" of calls beside the loop, which `--repeat`
-    asks for. `apart_s`: seconds from call to call in a loop that does so much else between that those are no step's.
-    `data_share`: the share of the loop's time that the devices had nothing to do for want of a batch, where `feed`
-    gives them.
+    Predicted fields refer to the chip `on`.
 
-    `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
-    them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
-    the seconds that one device computes (`compute_s`) and reads and writes its memory (`memory_s`), each at the chip's
-    published rates; and that all of its communication is on the links, `communication_s`, the sum of the collectives'
-    `seconds`, at what is reached of `links`, bytes a second by axis; `ways` says how it goes along each.
-    `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
-    memory, and `exposed_s`, the seconds of communication that the device waits for, the sum of the collectives'
-    `exposed`. `waiting_s` of it are the products
-    and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
-    `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped,
-    products as far from the peak as they were seen. `overlap` says what tells `exposed_s`: "scheduled", the order of
-    the compiled program; "by rule", what compilers usually do. `waits`: the same seconds by kind and axes.
-    `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
+    Attributes:
+        compile_s: Seconds of compilation.
+        calls: Calls in the last loop over the step: a cell's in a notebook, all calls of a script.
+        timed: Number of calls timed.
+        step_s: Measured seconds per step, over `timed` calls.
+        predicted_step_s: Best estimate: products, each bound by memory or by compute at the efficiency of its shape,
+            plus `exposed_s`.
+        bound: Largest part: compute, memory or communication.
+        flops: FLOPs of the step's matrix products and convolutions, on all devices together.
+        recomputed: Part of `flops` repeated by remat.
+        device_flops: FLOPs of a device.
+        on: Chip of the predictions.
+        compute_s: Seconds of computation on a device at the published rate of the chip.
+        memory_s: Seconds of memory traffic on a device at the published rate of the chip.
+        communication_s: Seconds of all communication on the links, the sum of the collectives' `seconds`.
+        links: Achieved bytes per second along each axis.
+        ways: Path of communication along each axis.
+        mfu: FLOPs without recomputed ones in the measured step, as a share of the chip's peak.
+        others: Number of `calls` with other shapes, which ran another program.
+        how: Method of measurement. "step to step": from the end of a step to the end of the next, without waiting for
+            calls. "start to end": calls waited for, each alone. "copies": separate calls, as requested by `--repeat`.
+        apart_s: Seconds from call to call, in a loop with so much other work that these are no step times.
+        waiting_s: Part of `predicted_step_s` in memory-bound products and the update.
+        predicted_low_s: Lower prediction: products at the peak, all possible communication overlapped.
+        predicted_high_s: Upper prediction: no overlap, products as far from the peak as observed.
+        exposed_s: Seconds for which the device waits for communication, the sum of the collectives' `exposed`.
+        overlap: Basis of `exposed_s`: "scheduled", the order of the compiled program, or "by rule", the usual behavior
+            of compilers.
+        data_share: Share of the loop's time in which devices were idle for lack of a batch, with `feed` as the source.
+        waits: `exposed_s` by kind and axes.
     """
 
     compile_s: float | None
     calls: int
     timed: int
-    step_s: Spread | None
+    step_s: TimeSpread | None
     predicted_step_s: float | None = None
     bound: str | None = None
     flops: float | None = None
@@ -302,16 +399,19 @@ class Timing:
     exposed_s: float | None = None
     overlap: str | None = None
     data_share: float | None = None
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[PredictedWait, ...] = ()
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """The step compiled with other options of its line, `change`: "without --remat full", "--reduce once"; the step as
-    it ran has none.
+    """The step compiled with other options. Figures are per device; None if unknown.
 
-    Of one device: bytes at its peak, FLOPs of its products with those done again, bytes sent in a step. None where it
-    is not known: `why` then says what the compile gave instead.
+    Attributes:
+        change: Difference in options: "without --remat full", "--reduce once". The step as it ran has none.
+        peak: Peak bytes.
+        flops: FLOPs of products, including recomputation.
+        sent: Bytes sent per step.
+        why: Result of the compilation in place of figures.
     """
 
     change: str
@@ -322,12 +422,16 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the cell ended that trained, where that was before its end.
+class EarlyEnd:
+    """Premature end of a training cell.
 
-    `calls` of the step were made, `of` so many where that was to be known, and the newest to finish gave `loss`.
-    `error` is what the cell raised, `KeyError: 'wte'`, None where the user stopped it; `line` of `file`, named as
-    sources are, is where it was.
+    Attributes:
+        calls: Calls of the step.
+        of: Planned number of calls, if known.
+        loss: Loss of the last finished call.
+        error: Exception of the cell, as `KeyError: 'wte'`; None if interrupted by the user.
+        file: File of the line at which the cell ended, named as in `sources`.
+        line: Number of the line.
     """
 
     calls: int
@@ -340,14 +444,19 @@ class Ended:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that is off, or could be better: its cause, what would change it, and the text to paste for that.
+    """A problem or possible improvement.
 
-    `saves`: the share of the predicted step's time, or of what the fullest device holds, that the change takes off, 0
-    to 1; None where that is not known.
+    Attributes:
+        code: Identifier of the advice.
+        level: "info", "warning" or "error".
+        message: Cause and possible change.
+        fix: Text to paste.
+        saves: Share of the predicted step time, or of the bytes on the fullest device, saved by the change, 0 to 1;
+            None if unknown.
     """
 
     code: str
-    level: str  # info | warning | error
+    level: str
     message: str
     fix: str | None = None
     saves: float | None = None
@@ -355,13 +464,20 @@ class Advice:
 
 @dataclass(frozen=True)
 class Check:
-    """The sharded step against the plain one on the same inputs.
+    """Comparison of the sharded step with the plain step on the same inputs.
 
-    `noise` names leaves that differ by no more than the plain step's own rounding noise does, `noise_in` of each in how
-    many of how many numbers (empty where that was not counted); `failed` those that differ by more, each by as much of
-    its largest number as `failed_by` says, None where one is not a number.
-    `compiler`: where some failed, whether `jax.jit` alone, its arguments divided in the same way, gets all of these
-    wrong as well, so that the compiler is at fault; None where that was not found out.
+    Attributes:
+        passed: No leaf failed.
+        max_abs_diff: Largest absolute difference, leaves of `noise` excluded; None if not finite.
+        max_rel_diff: Largest relative difference, likewise.
+        limit: Largest relative difference allowed.
+        reference: Step compared with.
+        noise: Leaves that differ by no more than the rounding noise of the plain step.
+        failed: Leaves that differ by more.
+        failed_by: For each failed leaf, the difference as a share of its largest number; None if a number is NaN.
+        compiler: If leaves failed, whether `jax.jit` alone with equally sharded arguments gets the same leaves wrong,
+            so that the compiler is at fault; None if not determined.
+        noise_in: For each leaf of `noise`, the count of affected numbers and of all numbers; empty if not counted.
     """
 
     passed: bool
@@ -377,5 +493,6 @@ class Check:
 
     @property
     def by_hand(self) -> bool:
-        """Whether the step was compared with a loop over microbatches, whose numbers are not the plain step's."""
+        """Return whether the reference is a hand-written loop over microbatches, with other numbers than the plain
+        step."""
         return self.reference == BY_HAND

@@ -1,4 +1,4 @@
-"""The pipeline part of a report: what ran when on each rank, and what that is beside the ideal."""
+"""Pipeline part of a report: actions on each rank over time, compared with the ideal."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
-from jaxshard_magic.report.written import saved
+from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.records import write_file
 
 
 @dataclass(frozen=True)
 class Bubble:
-    """The share of all ranks' time, 0 to 1, that is idle.
+    """Idle share of all ranks' time, 0 to 1.
 
-    `ideal`: of the schedule, were all stages alike and results with the next rank at once. `uneven`: with each stage's
-    own times. `predicted`: with the time that results take between ranks, too. `measured`: of the run. None: not known.
+    Attributes:
+        ideal: With equal stages and transfers that take no time.
+        uneven: With each stage's own times.
+        predicted: With each stage's own times and transfer times.
+        measured: In the run; None if unknown.
     """
 
     ideal: float
@@ -26,20 +29,34 @@ class Bubble:
 
 @dataclass(frozen=True)
 class PipelineEvent:
-    """One action of a rank in time, from the first start, in the pipeline's `unit`."""
+    """An action of a rank in time.
+
+    Attributes:
+        rank: Number of the rank.
+        action: The action, "2F0", or fused actions, "2F4+3B1".
+        start: Start since the first start, in the pipeline's `unit`.
+        end: End, likewise.
+    """
 
     rank: int
-    action: str  # "2F0", fused "2F4+3B1"
+    action: str
     start: float
     end: float
 
 
 @dataclass(frozen=True)
-class Rank:
-    """One rank: the stages it holds, the devices it is, and what of the model that is ("wte, blocks 0-3").
+class PipelineRank:
+    """A rank of a pipeline.
 
-    `peak_activations`: the most that it holds at once, one for each microbatch of each stage; `activation_bytes` the
-    bytes of them on one device. `work`: busy time in the pipeline's `unit`.
+    Attributes:
+        stages: Stages on the rank.
+        devices: Ids of its devices.
+        holds: Part of the model on the rank ("wte, blocks 0-3").
+        bubble: Idle share of the rank's time.
+        ideal: Idle share with equal stages and transfers that take no time.
+        peak_activations: Most activations held at the same time, counted per microbatch and stage.
+        activation_bytes: Bytes of these activations on a device.
+        work: Busy time in the pipeline's `unit`.
     """
 
     stages: tuple[int, ...]
@@ -54,10 +71,19 @@ class Rank:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The same work under another schedule or other sizes: predicted, with its stages taken as even where others are
-    cut.
+    """Prediction for the same work under another schedule or other sizes.
 
-    `peak` is of the fullest rank, in microbatches of a whole rank of the pipeline as it ran.
+    Other cuts into stages are assumed to be even.
+
+    Attributes:
+        schedule: Name of the schedule.
+        stages: Number of ranks.
+        microbatches: Number of microbatches.
+        chunks: Chunks per rank.
+        ideal: Ideal bubble.
+        bubble: Predicted bubble.
+        makespan: Predicted makespan.
+        peak: Most activations of a rank, in microbatches of a whole rank of the pipeline as it ran.
     """
 
     schedule: str
@@ -71,8 +97,16 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A schedule that has no form for these sizes, and why: "interleaved: 6 microbatches don't divide by 4 stages"."""
+class RefusedSchedule:
+    """A schedule that is impossible at these sizes.
+
+    Attributes:
+        schedule: Name of the schedule.
+        stages: Number of ranks.
+        microbatches: Number of microbatches.
+        chunks: Chunks per rank.
+        why: Reason: "interleaved: 6 microbatches don't divide by 4 stages".
+    """
 
     schedule: str
     stages: int
@@ -82,15 +116,29 @@ class Refused:
 
 
 @dataclass(frozen=True, repr=False)
-class Pipeline(Sendable):
-    """A schedule in time. `unit` is "s", or "" where costs are given in units of their own.
+class Pipeline(Exportable):
+    """A schedule in time.
 
-    `makespan` holds the ideal one, the predicted one and the measured one, from first start to last end. `events` are
-    measured where there was a run, else predicted (`source`: "measured" | "predicted"); `ideal_events` are those of
-    even stages. `costs` of each stage: forward, input gradient, weight gradient, transfer. `kept`: of each stage, the
-    share of a microbatch's activations that is held until its weight gradient ends; empty: all of them. `losses`: how
-    many the step differentiates one after the other, each in stages of its own, numbered on. `recorded`: the
-    profiler recorded what is measured, operation by operation; no action was timed by itself.
+    Attributes:
+        schedule: Name of the schedule.
+        stages: Number of ranks.
+        microbatches: Number of microbatches.
+        chunks: Chunks per rank.
+        source: "measured" if `events` are from a run, otherwise "predicted".
+        unit: "s", or "" for costs in their own units.
+        bubble: Idle shares.
+        makespan: Ideal, predicted and measured time from the first start to the last end.
+        ranks: The ranks.
+        grid: For each rank, its actions in order.
+        events: Actions in time, measured or predicted.
+        ideal_events: Actions in time with equal stages.
+        costs: For each stage: forward, input gradient, weight gradient, transfer.
+        what_if: Predictions for other schedules and sizes.
+        refused: Schedules impossible at these sizes.
+        kept: For each stage, the share of a microbatch's activations held until the end of its weight gradient; empty
+            for all of them.
+        losses: Number of losses differentiated in sequence, each with its own stages, numbered consecutively.
+        recorded: Measured operation by operation by the profiler; no action was timed by itself.
     """
 
     schedule: str
@@ -101,13 +149,13 @@ class Pipeline(Sendable):
     unit: str
     bubble: Bubble
     makespan: tuple[float, float, float | None]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[PipelineRank, ...]
     grid: tuple[tuple[str, ...], ...]
     events: tuple[PipelineEvent, ...]
     ideal_events: tuple[PipelineEvent, ...]
     costs: tuple[tuple[float, float, float, float], ...]
     what_if: tuple[WhatIf, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedSchedule, ...] = ()
     kept: tuple[float, ...] = ()
     losses: int = 1
     recorded: bool = False
@@ -118,31 +166,36 @@ class Pipeline(Sendable):
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path: ...
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | Path:
-        """The timeline as a trace that Perfetto and chrome://tracing open: JSON text, or a file written to `path`.
+        """Return the timeline as a trace for Perfetto and chrome://tracing.
 
-        Each rank is a thread of one process; the ideal stands in a second one. Costs without a unit take 1 ms each.
-        Returns the text, or the path that was written.
+        Each rank is a thread of a process; the ideal is a second process. Costs without a unit take 1 ms each.
+
+        Args:
+            path: File for the trace. Without a path the JSON text is returned.
+
+        Returns:
+            The JSON text, or the path of the file.
         """
         from jaxshard_magic.views import chrome_trace
 
-        text = chrome_trace.to_json(self)
-        return text if path is None else saved(path, text)
+        text = chrome_trace.pipeline_to_json(self)
+        return text if path is None else write_file(path, text)
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"
         return f"<Pipeline {self.schedule}: {size}, {'recorded' if self.recorded else self.source}>"
 
-    def _ways(self) -> tuple[Any, Any, Any]:
+    def _renderers(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views.timeline import html, text
 
         return text.to_text, html.to_html, html.page
 
     def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import named
+        from jaxshard_magic.views.pictures import picture_sets
 
-        return named.of_pipeline(self)
+        return picture_sets.pipeline_pictures(self)
 
-    def _live(self) -> Sequence[PageWidget]:
+    def _page_widgets(self) -> Sequence[PageWidget]:
         from jaxshard_magic.views.timeline.payload import packed_pipeline
 
         return [PageWidget("report", packed_pipeline(self), pictures=self._pictures())]

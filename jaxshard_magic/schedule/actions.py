@@ -1,4 +1,4 @@
-"""Actions of a pipeline: what a rank does with one microbatch on one stage, printed and parsed as `2F0`."""
+"""Actions of a pipeline: the work of a stage on a single microbatch, printed and parsed as `2F0`."""
 
 import re
 from collections.abc import Sequence
@@ -10,17 +10,22 @@ KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gr
 
 
 class Action(NamedTuple):
-    """One stage's work on one microbatch: `2F0` is stage 2, forward, microbatch 0.
+    """Work of a stage on a single microbatch: `2F0` is stage 2, forward, microbatch 0.
 
-    `B` is the full backward pass; `I` and `W` are its two halves, the input's gradient, which the stage before waits
-    for, and the weights', which nobody waits for.
+    `I` and `W` are the halves of the full backward pass `B`: the input gradient, needed by the stage before, and the
+    weight gradient, needed by no other stage.
+
+    Attributes:
+        stage: Number of the stage, from 0.
+        kind: `F`, `B`, `I` or `W`, a key of `KINDS`.
+        microbatch: Number of the microbatch, from 0.
 
     >>> str(Action(2, "F", 0))
     '2F0'
     """
 
     stage: int
-    kind: str  # F | B | I | W
+    kind: str
     microbatch: int
 
     def __str__(self) -> str:
@@ -28,9 +33,12 @@ class Action(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """Actions that run as one, with their communication hidden behind each other: `2F4+3B1`.
+    """Actions that run as a unit and hide each other's communication: `2F4+3B1`.
 
-    It starts when all its parts may, takes their time together, and its parts end with it.
+    A fused entry starts when all its parts may start and takes the sum of their times. All parts end together.
+
+    Attributes:
+        parts: The actions.
     """
 
     parts: tuple[Action, ...]
@@ -39,48 +47,56 @@ class Fused(NamedTuple):
         return "+".join(str(part) for part in self.parts)
 
 
-Step = Action | Fused
+ScheduleEntry = Action | Fused
 
 
-def parts(step: Step) -> tuple[Action, ...]:
-    """The actions that `step` is made of: itself alone, where nothing is fused."""
+def entry_actions(step: ScheduleEntry) -> tuple[Action, ...]:
+    """Return the actions of a schedule entry: the entry itself, or the parts of a fused entry."""
     return step.parts if isinstance(step, Fused) else (step,)
 
 
-def flat(steps: Sequence[Step]) -> Sequence[Action]:
-    """The actions of `steps`, with none fused."""
+def flatten_fused(steps: Sequence[ScheduleEntry]) -> Sequence[Action]:
+    """Return the actions of `steps` in order, with fused entries replaced by their parts."""
     for step in steps:
         if type(step) is Fused:
-            return [part for step in steps for part in parts(step)]
+            return [part for step in steps for part in entry_actions(step)]
+    # Nothing is fused in most schedules: the sequence itself serves, without a copy.
     return cast(Sequence[Action], steps)
 
 
-def moved(step: Step, stages: int) -> Step:
-    """The same work on stages that are so many further on."""
-    each = tuple(part._replace(stage=part.stage + stages) for part in parts(step))
+def shift_stages(step: ScheduleEntry, stages: int) -> ScheduleEntry:
+    """Return the same work with each stage number increased by `stages`."""
+    each = tuple(part._replace(stage=part.stage + stages) for part in entry_actions(step))
     return Fused(each) if isinstance(step, Fused) else each[0]
 
 
 _ACTION = re.compile(r"(\d{1,9})([A-Za-z])(\d{1,9})")
 
 
-def parse_step(text: str, where: str = "") -> Step:
-    """The action, or the fused actions, that `text` says.
+def parse_entry(text: str, where: str = "") -> ScheduleEntry:
+    """Parse a single action, or fused actions joined by `+`.
 
-    >>> parse_step("2F4+3B1").parts[1]
+    Args:
+        text: The text of an entry.
+        where: Prefix of error messages, the position of the text in its source.
+
+    Returns:
+        An `Action`, or a `Fused` for several actions.
+
+    Raises:
+        ShardError: Any other text.
+
+    >>> parse_entry("2F4+3B1").parts[1]
     Action(stage=3, kind='B', microbatch=1)
-
-    Raises ShardError for anything else; `where` says in it where the text stands.
     """
     found = tuple(_action(part, where) for part in text.split("+"))
     return found[0] if len(found) == 1 else Fused(found)
 
 
 def _action(text: str, where: str) -> Action:
+    """Parse a single action."""
     match = _ACTION.fullmatch(text)
     if match is None or match[2].upper() not in KINDS:
         kinds = ", ".join(f"{letter} ({name})" for letter, name in KINDS.items())
-        raise ShardError(
-            f"{where}'{text}' is no action: write stage, kind, microbatch, as in 2F0; kinds are {kinds}"
-        )
+        raise ShardError(f"{where}'{text}' is no action: write stage, kind, microbatch, as in 2F0; kinds are {kinds}")
     return Action(int(match[1]), match[2].upper(), int(match[3]))

@@ -1,26 +1,37 @@
-"""`compare`: schedules of one model side by side, what each costs and holds, and which of them none beats in both."""
+"""Comparison of schedules for the same model: bubbles, memory and the Pareto front of both."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
+from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
 from jaxshard_magic.schedule.costs import Cost, Costs
 from jaxshard_magic.schedule.grid import Schedule
-from jaxshard_magic.schedule.names import known, make
+from jaxshard_magic.schedule.registry import make, schedule_type
 from jaxshard_magic.schedule.simulate import simulate
 
-# The largest schedules that a curve is drawn through, in actions: those that search take longer.
-_MOST, _MOST_SEARCHED = 30_000, 1_500
+# Largest schedules of a curve, in actions. A search takes longer, so its limit is lower.
+_MAX_ACTIONS, _MAX_ACTIONS_SEARCHED = 30_000, 1_500
 
 
 @dataclass(frozen=True)
-class Row:
-    """One of the schedules. What is not known is None: `why` then says why it was refused.
+class ComparedSchedule:
+    """A schedule in a comparison, or the reason for its refusal.
 
-    `peak_microbatches`: the most that a rank holds, in microbatches of a whole rank. `on_front`: no other has a
-    smaller bubble without holding more. `curve`: (microbatches, bubble), the microbatches ascending.
+    Attributes:
+        name: Name of the schedule.
+        chunks: Chunks per rank.
+        bubble: Idle share of all ranks' time within the makespan, 0 to 1. None for a refused schedule, as are the
+            figures below.
+        steady_bubble: Idle share within the span, without a barrier between steps.
+        makespan: Time from the first start to the last end, in the unit of the costs.
+        span: Longest time of a rank from its own first start to its own last end.
+        peak_microbatches: Most activations held by a rank, in microbatches of a whole rank.
+        on_front: No other schedule has a smaller bubble without more memory.
+        why: Reason for the refusal; None for a valid schedule.
+        curve: Pairs (microbatches, bubble), by ascending number of microbatches.
+        schedule: The schedule; None if refused.
     """
 
     name: str
@@ -37,40 +48,50 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Sendable):
-    """Schedules of one model at the same sizes; `costs` are those of a stages-th of the model."""
+class ScheduleComparison(Exportable):
+    """Schedules of a model at the same sizes.
+
+    Attributes:
+        stages: Ranks of the pipeline.
+        microbatches: Microbatches per batch.
+        costs: Costs of each of `stages` equal parts of the model.
+        memory_limit: Most microbatches a rank may hold, for schedules found by search; None for their default.
+        rows: The schedules, in the order of the names.
+    """
 
     stages: int
     microbatches: int
     costs: Costs
     memory_limit: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedSchedule, ...]
 
-    def __getitem__(self, name: str) -> Row:
-        """The row of that name. Raises KeyError for others."""
+    def __getitem__(self, name: str) -> ComparedSchedule:
+        """Return the schedule of this name.
+
+        Raises:
+            KeyError: A name outside of the comparison.
+        """
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(name)
 
-    def _ways(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views import schedules
+    def _renderers(self) -> tuple[Any, Any, Any]:
+        from jaxshard_magic.views import schedule_comparison
 
-        return schedules.to_text, schedules.to_html, schedules.page
+        return schedule_comparison.to_text, schedule_comparison.to_html, schedule_comparison.page
 
     def _pictures(self) -> Mapping[str, Picture]:
         from jaxshard_magic.views.pictures import charts
 
         return charts.schedules(self)
 
-    def _live(self) -> Sequence[PageWidget]:
-        """The timeline of each."""
-        made = {
-            row.name: row.schedule.timeline(beside=False) for row in self.rows if row.schedule is not None
-        }
-        return [replace(live, title=name) for name, p in made.items() for live in p._live()]
+    def _page_widgets(self) -> Sequence[PageWidget]:
+        """Return the timeline widget of each valid schedule."""
+        timelines = {row.name: row.schedule.timeline(beside=False) for row in self.rows if row.schedule is not None}
+        return [replace(live, title=name) for name, p in timelines.items() for live in p._page_widgets()]
 
-    def _short(self) -> str:
+    def _summary_line(self) -> str:
         names = ", ".join(row.name for row in self.rows)
         return f"<Comparison of {names}: {self.stages} stages x {self.microbatches} microbatches>"
 
@@ -83,35 +104,40 @@ def compare(
     chunks: int | None = None,
     costs: Costs | None = None,
     memory_limit: float | None = None,
-) -> Comparison:
-    """The schedules called `names`, each once, for the same model.
+) -> ScheduleComparison:
+    """Compare the schedules called `names`, each once, for the same model.
 
-    The curves are at 1, 2, 4, 8, ... times as many microbatches as stages, each microbatch at the costs given. A batch
-    of one size cut finer has the same bubbles, where all its costs shrink alike.
+    Curves have points at 1, 2, 4, 8, ... times as many microbatches as stages, each microbatch at the given costs. A
+    batch of a fixed size in smaller microbatches has the same bubbles, provided that all its costs shrink in
+    proportion.
 
     Args:
-        names: of `NAMES`; or one text, with commas between them.
-        stages: ranks of the pipeline.
-        microbatches: parts of the batch.
-        chunks: of the schedules that take any number; 2 by default. The others have their own.
-        costs: what one of `stages` equal parts of the model costs, in the model's order: a number, or one per part.
-            Chunks cut a part further, and its time with it; one unit each by default.
-        memory_limit: for the schedules that search, the most microbatches that a rank may hold.
+        names: Names in `NAMES`, or a single text with commas between them.
+        stages: Ranks of the pipeline.
+        microbatches: Microbatches per batch.
+        chunks: Chunks per rank for schedules without a fixed number; 2 by default. Other schedules have their own.
+        costs: Costs of each of `stages` equal parts of the model, in the order of the model: a number, or a number per
+            part. Chunks divide a part and its time further. One unit each by default.
+        memory_limit: Most microbatches a rank may hold, for schedules found by search.
 
-    Raises ShardError for an unknown name, and where no schedule can be made for these sizes.
+    Returns:
+        The comparison. A schedule that refuses these sizes has a row with the reason.
 
-    >>> found = compare(["1f1b", "interleaved"], stages=4, microbatches=8)
-    >>> round(found["1f1b"].bubble, 4), round(found["interleaved"].bubble, 4)
+    Raises:
+        ShardError: An unknown name, or no schedule at all is possible at these sizes.
+
+    >>> comparison = compare(["1f1b", "interleaved"], stages=4, microbatches=8)
+    >>> round(comparison["1f1b"].bubble, 4), round(comparison["interleaved"].bubble, 4)
     (0.2727, 0.1579)
     """
     names = tuple(dict.fromkeys(names.split(",") if isinstance(names, str) else names))
     costs = costs or Costs()
-    rows = [_row(name, stages, microbatches, chunks, costs, memory_limit) for name in names]
-    made = [(row.bubble, row.peak_microbatches) for row in rows if row.why is None]
-    if not made:
+    rows = [_evaluate(name, stages, microbatches, chunks, costs, memory_limit) for name in names]
+    points = [(row.bubble, row.peak_microbatches) for row in rows if row.why is None]
+    if not points:
         raise ShardError("; ".join(dict.fromkeys(str(row.why) for row in rows)) or "nothing to compare")
-    front = _front([(bubble, peak) for bubble, peak in made if bubble is not None and peak is not None])
-    return Comparison(
+    front = _pareto_front([(bubble, peak) for bubble, peak in points if bubble is not None and peak is not None])
+    return ScheduleComparison(
         stages,
         microbatches,
         costs,
@@ -120,16 +146,22 @@ def compare(
     )
 
 
-def cut(costs: Costs, stages: int, chunks: int) -> Costs:
-    """`costs` of each of `stages` parts of a model, as those of the stages that `chunks` chunks cut it into.
+def split_costs(costs: Costs, stages: int, chunks: int) -> Costs:
+    """Convert the costs of `stages` model parts to costs of the stages after division into `chunks` chunks.
 
-    A part's time is shared evenly by its stages. What goes from stage to stage is as large as before, and so is the
-    share that is kept.
+    The time of a part is divided evenly among its stages. The transfer time between stages and the share of activations
+    kept for the weight gradient stay the same.
 
-    >>> cut(Costs(forward=(2, 4), transfer=1), 2, 2).forward
+    Args:
+        costs: Costs of the `stages` parts.
+        stages: Number of parts.
+        chunks: Stages per part.
+
+    Raises:
+        ShardError: A list of costs has another length than `stages`.
+
+    >>> split_costs(Costs(forward=(2, 4), transfer=1), 2, 2).forward
     (1.0, 1.0, 2.0, 2.0)
-
-    Raises ShardError where a list of costs has another length than `stages`.
     """
     costs.per_stage(stages)
     if chunks == 1:
@@ -149,31 +181,33 @@ def cut(costs: Costs, stages: int, chunks: int) -> Costs:
     )
 
 
-def _row(
+def _evaluate(
     name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs, memory_limit: float | None
-) -> Row:
-    named = known(name)
+) -> ComparedSchedule:
+    """Simulate a schedule at the requested size and at the sizes of its curve; a refusal becomes the row's reason."""
+    named = schedule_type(name)
     chunks = named.chunks or chunks or 2
-    options = {"memory_limit": memory_limit} if named.searches else {}
+    options = {"memory_limit": memory_limit} if named.uses_search else {}
 
     def schedule_of(number: int) -> Schedule:
-        own = cut(costs, stages, chunks)
+        own = split_costs(costs, stages, chunks)
         return make(name, stages=stages, microbatches=number, chunks=chunks, costs=own, **options)
 
     try:
         schedule = schedule_of(microbatches)
     except ShardError as error:
-        return Row(name, chunks, why=str(error))
+        # A refused schedule stays in the comparison, with the reason in place of figures.
+        return ComparedSchedule(name, chunks, why=str(error))
     simulation = simulate(schedule)
     curve = {microbatches: simulation.bubble}
-    for number in _numbers(stages, microbatches):
-        actions = stages * number * chunks * (3 if named.splits else 2)
-        if number not in curve and actions <= (_MOST_SEARCHED if named.searches else _MOST):
+    for number in _curve_microbatches(stages, microbatches):
+        actions = stages * number * chunks * (3 if named.splits_backward else 2)
+        if number not in curve and actions <= (_MAX_ACTIONS_SEARCHED if named.uses_search else _MAX_ACTIONS):
             try:
                 curve[number] = simulate(schedule_of(number)).bubble
-            except ShardError:  # of a size that it has no form for, it has no bubble
+            except ShardError:  # the schedule refuses this size: no point on the curve
                 continue
-    return Row(
+    return ComparedSchedule(
         name,
         chunks,
         simulation.bubble,
@@ -186,16 +220,20 @@ def _row(
     )
 
 
-def _numbers(stages: int, microbatches: int) -> list[int]:
-    """1, 2, 4, 8 times the stages, and on until twice the microbatches are reached."""
+def _curve_microbatches(stages: int, microbatches: int) -> list[int]:
+    """Return 1, 2, 4, 8 times the stages, and on by doubling until twice `microbatches` is reached."""
     numbers = [stages * 2**power for power in range(4)]
     while numbers[-1] < 2 * microbatches:
         numbers.append(2 * numbers[-1])
     return numbers
 
 
-def _front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
-    """The (bubble, peak) that no other point is below in one and not above in the other, but for rounding."""
+def _pareto_front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
+    """Return the non-dominated (bubble, peak) points.
+
+    A point is dominated by another point that is smaller in a coordinate and not larger in the other, beyond a rounding
+    tolerance of 1e-9.
+    """
     points = set(points)
     least = 1e-9
     return {

@@ -1,4 +1,4 @@
-"""`Costs`: how long a stage's actions take, and how long a result takes to the next rank."""
+"""Costs of pipeline actions: time of each stage's actions, and time of a transfer to the next rank."""
 
 import sys
 from collections.abc import Sequence
@@ -12,28 +12,40 @@ Cost = float | Sequence[float]
 
 
 class PerStage(NamedTuple):
-    """The costs of every stage, each a list of one number per stage."""
+    """Costs of all stages, each a list with a number per stage.
+
+    Attributes:
+        forward: Time of a forward action.
+        input_grad: Time of an input gradient.
+        weight_grad: Time of a weight gradient.
+        backward: Time of a full backward action, the sum of both gradients.
+        transfer: Time of a stage's result to another rank.
+        kept_for_weight_grad: Share, 0 to 1, of a microbatch's activations held between input and weight gradient.
+    """
 
     forward: list[float]
     input_grad: list[float]
     weight_grad: list[float]
     backward: list[float]
     transfer: list[float]
-    kept: list[float]
+    kept_for_weight_grad: list[float]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What actions cost, each a number for all stages, or one number per stage. Any unit of time; 1 by default.
+    """Costs of actions, each a number for all stages or a number per stage, in any unit of time.
 
     Args:
-        forward, input_grad, weight_grad: time of one microbatch; the full backward pass takes the latter two together.
-        transfer: time that a stage's result, activations or their gradients, takes to reach another rank. The rank goes
-            on with other actions meanwhile.
-        kept_for_weight_grad: the share, 0 to 1, of a microbatch's activations that is still held between its input and
-            its weight gradient.
+        forward: Time of the forward action of a microbatch, 1 by default.
+        input_grad: Time of the input gradient, 1 by default. A full backward action takes `input_grad + weight_grad`.
+        weight_grad: Time of the weight gradient, 1 by default.
+        transfer: Time of a stage's result, activations or their gradients, to another rank, 0 by default. The sending
+            rank continues with other actions meanwhile.
+        kept_for_weight_grad: Share, 0 to 1, of a microbatch's activations held between its input gradient and its
+            weight gradient, 1 by default.
 
-    Raises ShardError for a number below 0 or not finite, and for a share above 1.
+    Raises:
+        ShardError: A number below 0 or not finite, or a share above 1.
     """
 
     forward: Cost = 1.0
@@ -46,15 +58,18 @@ class Costs:
         for name, given in vars(self).items():
             one = isinstance(given, Real)
             if not one and (isinstance(given, str) or not isinstance(given, Sequence)):
-                raise ShardError(
-                    f"cost {name} is {given!r}; write a number, or a list of one number per stage"
-                )
+                raise ShardError(f"cost {name} is {given!r}; write a number, or a list of one number per stage")
             for stage, number in enumerate([given] if one else given):
                 _check(name, number, None if one else stage)
+            # The usual way to normalize fields of a frozen dataclass, which refuses assignment.
             object.__setattr__(self, name, float(given) if one else tuple(map(float, given)))
 
     def per_stage(self, stages: int) -> PerStage:
-        """The costs of each of `stages` stages. Raises ShardError where a list has another length."""
+        """Return the costs of each of `stages` stages.
+
+        Raises:
+            ShardError: A list has another length.
+        """
         forward, input_grad, weight_grad, transfer, kept = (
             self._list(name, stages) for name in ("forward", "input_grad", "weight_grad", "transfer", _KEPT)
         )
@@ -62,8 +77,12 @@ class Costs:
         return PerStage(forward, input_grad, weight_grad, backward, transfer, kept)
 
     def even(self, stages: int, losses: int = 1) -> "Costs":
-        """The work of each loss spread evenly over its share of `stages` stages, with nothing to wait for between
-        ranks."""
+        """Return costs with each loss's work spread evenly over its stages, and without transfer time.
+
+        Args:
+            stages: Number of stages of all losses together.
+            losses: Number of losses, each with `stages // losses` stages.
+        """
         own, each = self.per_stage(stages), stages // losses
 
         def evened(numbers: list[float]) -> list[float]:
@@ -74,10 +93,11 @@ class Costs:
         return Costs(forward, input_grad, weight_grad, 0.0, self.kept_for_weight_grad)
 
     def without_transfer(self) -> "Costs":
-        """The same costs where results are with the next rank at once."""
+        """Return the same costs with transfers that take no time."""
         return Costs(self.forward, self.input_grad, self.weight_grad, 0.0, self.kept_for_weight_grad)
 
     def _list(self, name: str, stages: int) -> list[float]:
+        """Return a cost as a list with a number per stage."""
         given = getattr(self, name)
         if isinstance(given, float):
             return [given] * stages
@@ -92,8 +112,10 @@ _KEPT = "kept_for_weight_grad"
 
 
 def _check(name: str, number: Any, stage: int | None) -> None:
+    """Raise ShardError for a cost that is no number in its range."""
     of = "" if stage is None else f" of stage {stage}"
     allowed = "a share from 0 to 1" if name == _KEPT else "a number from 0"
+    # A bool is a Real, but not a valid cost.
     numeric = isinstance(number, Real) and not isinstance(number, bool)
     if not numeric or not 0 <= float(number) <= (1 if name == _KEPT else sys.float_info.max):
         raise ShardError(f"cost {name}{of} is {number!r}; it must be {allowed}")

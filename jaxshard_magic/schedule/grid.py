@@ -1,4 +1,4 @@
-"""`Schedule`: the order in which each rank of a pipeline runs its actions; checked, printed and parsed."""
+"""Pipeline schedule: the order of actions on each rank, validated, printed and parsed."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,30 +7,45 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.schedule.actions import KINDS, Action, Step, flat, moved, parse_step, parts
+from jaxshard_magic.schedule.actions import (
+    KINDS,
+    Action,
+    ScheduleEntry,
+    entry_actions,
+    flatten_fused,
+    parse_entry,
+    shift_stages,
+)
 from jaxshard_magic.schedule.costs import Costs
 
 if TYPE_CHECKING:
     from jaxshard_magic.report import Pipeline
 
-Grid = tuple[tuple[Step, ...], ...]
+Grid = tuple[tuple[ScheduleEntry, ...], ...]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which actions each rank of a pipeline runs, in its order; when they run follows from what they wait for.
+    """Order of the actions on each rank of a pipeline. Start times follow from the dependencies (see `simulate`).
 
-    A pipeline has `stages` ranks, each a device or a group of them, and each rank holds `chunks` parts of the model.
-    An action names its part of the model: stage 0 to stages x chunks - 1, in the order of the forward pass. A step of
-    several `losses` runs one after the other, the stages of each numbered on from those of the one before, which it
-    hands nothing to.
+    A pipeline has `stages` ranks, each a device or a group of devices. Each rank holds `chunks` parts of the model. An
+    action names its part by stage number, 0 to stages x chunks - 1, in the order of the forward pass. Every stage runs
+    each microbatch forward once and backward once, in full (`B`) or in halves (`I`, later `W`).
 
-    Every stage runs each microbatch forward once, and backward once, whole (`B`) or in halves (`I`, later `W`).
+    Several losses of a step run in sequence. Their stages are numbered consecutively, without transfers between losses.
 
-    `costs` are those that it was made for, and shown at; equal schedules may have been made for others.
+    Attributes:
+        name: Name of the schedule.
+        stages: Number of ranks.
+        microbatches: Number of microbatches.
+        chunks: Stages of each loss per rank.
+        grid: For each rank, its actions in order.
+        costs: Costs for which the schedule was made, and at which it is displayed; ignored by `==`.
+        losses: Number of losses.
 
-    Raises ShardError that points at the rank and the place in it, for an action that is missing, doubled, before what
-    it needs, or on a second rank. Whether ranks wait for each other for ever is told by `simulate`.
+    Raises:
+        ShardError: An action is missing, duplicated, before an action it depends on, or on a second rank; the message
+            has rank and position. Deadlocks between ranks are detected by `simulate`.
     """
 
     name: str
@@ -42,39 +57,38 @@ class Schedule:
     losses: int = 1
 
     def __post_init__(self) -> None:
-        _check(self)
+        _validate(self)
 
     @property
-    def stages_of_loss(self) -> int:
-        """How many stages each loss is cut into."""
+    def stages_per_loss(self) -> int:
+        """Number of stages of each loss."""
         return self.stages * self.chunks
 
     @property
     def all_stages(self) -> int:
-        """How many stages the ranks hold together, of all losses."""
-        return self.stages_of_loss * self.losses
+        """Number of stages on all ranks, for all losses."""
+        return self.stages_per_loss * self.losses
 
     @cached_property
     def rank_of(self) -> tuple[int, ...]:
-        """The rank that holds each stage."""
-        held = {stage: rank for rank, row in enumerate(self.grid) for stage, _, _ in flat(row)}
+        """Rank of each stage."""
+        held = {stage: rank for rank, row in enumerate(self.grid) for stage, _, _ in flatten_fused(row)}
         return tuple(held[stage] for stage in range(self.all_stages))
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that each rank holds, in the model's order."""
+        """Stages of each rank, in the order of the model."""
         return tuple(
-            tuple(stage for stage, held in enumerate(self.rank_of) if held == rank)
-            for rank in range(self.stages)
+            tuple(stage for stage, held in enumerate(self.rank_of) if held == rank) for rank in range(self.stages)
         )
 
     @property
     def actions(self) -> int:
-        """How many actions there are, on all ranks together."""
-        return sum(len(flat(row)) for row in self.grid)
+        """Number of actions on all ranks."""
+        return sum(len(flatten_fused(row)) for row in self.grid)
 
     def __str__(self) -> str:
-        """The grid as text, one line a rank, which `parse` reads."""
+        """Return the grid as text for `parse`, a line per rank."""
         head = f"# {self.name}: {self.stages} stages, {self.microbatches} microbatches, {self.chunks} chunks"
         head += f", {self.losses} losses" if self.losses > 1 else ""
         return "\n".join([head, *(" ".join(map(str, row)) for row in self.grid)]) + "\n"
@@ -86,21 +100,24 @@ class Schedule:
         return f"<Schedule {self.name}: {size}{chunks}{losses}>"
 
     def timeline(self, *, beside: bool = True) -> "Pipeline":
-        """When each action runs, at its costs: what a notebook shows of it, to save and to send.
+        r"""Simulate the schedule at its costs and return a timeline to show, save and share.
 
-        >>> parse("0F0 0B0\\n1F0 1B0").timeline(beside=False)
+        Args:
+            beside: Also simulate other schedules and sizes, in about half a second.
+
+        >>> parse("0F0 0B0\n1F0 1B0").timeline(beside=False)
         <Pipeline custom: 2 stages x 1 microbatches, predicted>
-
-        `beside`: what other schedules and sizes would cost as well, which takes about half a second.
         """
         from jaxshard_magic.analysis.timeline import timeline
 
-        return timeline(self, beside=beside)
+        return timeline(self, with_alternatives=beside)
 
     def for_losses(self, losses: int) -> "Schedule":
-        """This schedule for each of so many losses in turn, each stage at the costs of the same one of the first.
+        r"""Repeat the schedule for each of `losses` losses in sequence.
 
-        >>> s = parse("0F0 0B0\\n1F0 1B0").for_losses(2)
+        The result has no costs of its own.
+
+        >>> s = parse("0F0 0B0\n1F0 1B0").for_losses(2)
         >>> print(s)
         # custom: 2 stages, 1 microbatches, 1 chunks, 2 losses
         0F0 0B0 2F0 2B0
@@ -110,89 +127,98 @@ class Schedule:
         if losses == 1:
             return self
         every = range(0, losses * self.all_stages, self.all_stages)
-        grid = tuple(tuple(moved(step, by) for by in every for step in row) for row in self.grid)
+        grid = tuple(tuple(shift_stages(step, by) for by in every for step in row) for row in self.grid)
         return replace(self, grid=grid, losses=losses * self.losses, costs=None)
 
 
-_FEW = 1_000_000
+_UNCHECKED_SIZE = 1_000_000  # stages x microbatches that are allocated whatever the number of actions
 _HEAD = re.compile(r"#\s*(?P<name>[^:]+):(?:.*\b(?P<losses>\d{1,6}) losses)?")
 _LABEL = re.compile(r"\s*(?:rank|stage)?\s*\d+\s*:", re.IGNORECASE)
 
 
 def parse(text: str, name: str | None = None) -> Schedule:
-    """The schedule that `text` writes, one line a rank: actions separated by spaces, or by commas as in a CSV file.
+    """Parse a schedule: a line per rank, with actions separated by spaces, or by commas as in a CSV file.
 
-    Empty cells, empty lines and a label such as `rank 0:` are passed over; a line `# name: ..., 2 losses` gives the
-    name and the number of losses.
+    Empty cells, empty lines and labels such as `rank 0:` are ignored. A line `# name: ..., 2 losses` gives the name and
+    the number of losses.
+
+    Args:
+        text: The lines.
+        name: Name of the schedule; by default the name in the text, or "custom".
+
+    Raises:
+        ShardError: A malformed word, with its line, or an invalid action (see `Schedule`).
 
     >>> parse("0F0 0F1 0B0 0B1").microbatches
     2
-
-    Args:
-        text: the lines.
-        name: what to call it; the text's own name by default, or "custom".
-
-    Raises ShardError that points at the line and the word, or at the action that is wrong (see `Schedule`).
     """
-    rows: list[tuple[Step, ...]] = []
+    rows: list[tuple[ScheduleEntry, ...]] = []
     losses = 1
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
-            said = _HEAD.match(line.strip())
-            name = name or (said["name"].strip() if said else None)
-            losses = int(said["losses"]) if said and said["losses"] else losses
+            header = _HEAD.match(line.strip())
+            name = name or (header["name"].strip() if header else None)
+            losses = int(header["losses"]) if header and header["losses"] else losses
         elif words := _LABEL.sub("", line, count=1).replace(",", " ").split():
-            rows.append(tuple(parse_step(word, f"line {number}: ") for word in words))
+            rows.append(tuple(parse_entry(word, f"line {number}: ") for word in words))
     if not rows:
         raise ShardError("a schedule needs a line for each rank; the text has none")
     return from_rows(name or "custom", rows, losses)
 
 
-def from_rows(name: str, rows: Sequence[Iterable[Step]], losses: int = 1) -> Schedule:
-    """The schedule of these rows, one a rank, of so many losses; its sizes are read from its actions.
+def from_rows(name: str, rows: Sequence[Iterable[ScheduleEntry]], losses: int = 1) -> Schedule:
+    """Build a schedule from the entries of each rank; sizes are inferred from the actions.
 
-    Raises ShardError where the stages don't spread evenly over the ranks and losses, and as `Schedule` does.
+    Args:
+        name: Name of the schedule.
+        rows: For each rank, its entries in order.
+        losses: Number of losses.
+
+    Raises:
+        ShardError: The stages don't divide evenly among ranks and losses, or the order is invalid (see `Schedule`).
     """
     grid = tuple(map(tuple, rows))
-    actions = [part for row in grid for part in flat(row)]
+    actions = [part for row in grid for part in flatten_fused(row)]
     if not actions:
         raise ShardError(f"schedule {name} has no actions")
-    held = 1 + max(action.stage for action in actions)
-    if held % len(grid):
+    stages = 1 + max(action.stage for action in actions)
+    if stages % len(grid):
         raise ShardError(
-            f"schedule {name} has {held} stages on {len(grid)} ranks; each rank holds the same number of stages"
+            f"schedule {name} has {stages} stages on {len(grid)} ranks; each rank holds the same number of stages"
         )
-    if losses < 1 or held % (len(grid) * losses):
+    if losses < 1 or stages % (len(grid) * losses):
         raise ShardError(
-            f"schedule {name} has {held} stages on {len(grid)} ranks for {losses} losses; each rank holds the same "
+            f"schedule {name} has {stages} stages on {len(grid)} ranks for {losses} losses; each rank holds the same "
             "number of stages of each"
         )
     microbatches = 1 + max(action.microbatch for action in actions)
-    if held * microbatches > max(len(actions), _FEW):  # a wrong number in a file must not fill the memory
+    # A wrong number in a file must not allocate huge tables.
+    if stages * microbatches > max(len(actions), _UNCHECKED_SIZE):
         raise ShardError(
-            f"schedule {name} has {len(actions):,} actions, too few for the {held:,} stages and {microbatches:,} "
+            f"schedule {name} has {len(actions):,} actions, too few for the {stages:,} stages and {microbatches:,} "
             "microbatches that they name"
         )
-    return Schedule(name, len(grid), microbatches, held // (len(grid) * losses), grid, losses=losses)
+    return Schedule(name, len(grid), microbatches, stages // (len(grid) * losses), grid, losses=losses)
 
 
-def _check(schedule: Schedule) -> None:
-    """That every action stands once, on one rank, after what it needs there."""
+def _validate(schedule: Schedule) -> None:
+    """Raise ShardError unless every action appears once, on a single rank, after the actions of its stage it depends
+    on."""
     if len(schedule.grid) != schedule.stages:
         raise ShardError(f"{schedule.name} has {len(schedule.grid)} lines for {schedule.stages} ranks")
-    seen = _Seen.none(schedule)
-    places, rank_of, microbatches = seen.places, seen.rank_of, schedule.microbatches
-    always, never = [0] * len(places["F"]), [_NOWHERE] * len(places["F"])
-    # Of each kind: where it stands itself, what must stand before it, and what must not stand there as well.
+    seen = _SeenActions.empty(schedule)
+    positions, rank_of, microbatches = seen.positions, seen.rank_of, schedule.microbatches
+    always, never = [0] * len(positions["F"]), [_UNSEEN] * len(positions["F"])
+    # By kind of action: positions of the kind, of the kind that must precede it, and of the kind that excludes it.
     rules = {
-        "F": (places["F"], always, never),
-        "B": (places["B"], places["F"], places["I"]),
-        "I": (places["I"], places["F"], places["B"]),
-        "W": (places["W"], places["I"], never),
+        "F": (positions["F"], always, never),
+        "B": (positions["B"], positions["F"], positions["I"]),
+        "I": (positions["I"], positions["F"], positions["B"]),
+        "W": (positions["W"], positions["I"], never),
     }
     for rank, row in enumerate(schedule.grid):
-        for place, step in enumerate(row):
-            for action in (step,) if type(step) is Action else parts(step):
+        for position, step in enumerate(row):
+            for action in (step,) if type(step) is Action else entry_actions(step):
                 stage, kind, microbatch = action
                 if 0 <= stage < len(rank_of) and 0 <= microbatch < microbatches and kind in rules:
                     own, needed, other = rules[kind]
@@ -200,33 +226,39 @@ def _check(schedule: Schedule) -> None:
                     if rank_of[stage] < 0:
                         rank_of[stage] = rank
                     if rank_of[stage] == rank and own[index] < 0 <= needed[index] and other[index] < 0:
-                        own[index] = place
+                        own[index] = position
                         continue
-                why = _wrong(schedule, seen, rank, action)
-                raise ShardError(f"schedule {schedule.name}: rank {rank}, action {place}, {action}: {why}")
-    for index, (forward, whole, weight) in enumerate(zip(places["F"], places["B"], places["W"], strict=True)):
+                why = _violation(schedule, seen, rank, action)
+                raise ShardError(f"schedule {schedule.name}: rank {rank}, action {position}, {action}: {why}")
+    for index, (forward, whole, weight) in enumerate(zip(positions["F"], positions["B"], positions["W"], strict=True)):
         if forward < 0 or (whole < 0 and weight < 0):
             raise ShardError(f"schedule {schedule.name}: {_missing(seen, *divmod(index, microbatches))}")
 
 
-_NOWHERE = -1
+_UNSEEN = -1
 
 
-class _Seen(NamedTuple):
-    """What the rows so far hold: of each kind, every stage's microbatches and their places in its row; its rank."""
+class _SeenActions(NamedTuple):
+    """Actions in the rows read so far.
 
-    places: dict[str, list[int]]
+    Attributes:
+        positions: By kind of action, the position in its row for each stage and microbatch, at index stage x
+            microbatches + microbatch; `_UNSEEN` for an action not yet read.
+        rank_of: Rank of each stage, -1 for a stage not yet read.
+    """
+
+    positions: dict[str, list[int]]
     rank_of: list[int]
 
     @staticmethod
-    def none(schedule: Schedule) -> "_Seen":
+    def empty(schedule: Schedule) -> "_SeenActions":
         stages = schedule.all_stages
-        places = {kind: [_NOWHERE] * (stages * schedule.microbatches) for kind in KINDS}
-        return _Seen(places, [_NOWHERE] * stages)
+        places = {kind: [_UNSEEN] * (stages * schedule.microbatches) for kind in KINDS}
+        return _SeenActions(places, [_UNSEEN] * stages)
 
 
-def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str:
-    """Why `action` may not stand here."""
+def _violation(schedule: Schedule, seen: _SeenActions, rank: int, action: Action) -> str:
+    """Return the reason for which `action` is invalid at this point of the row."""
     stage, kind, microbatch = action
     stages = schedule.all_stages
     if kind not in KINDS:
@@ -236,21 +268,21 @@ def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str:
     if seen.rank_of[stage] != rank:
         return f"stage {stage} already stands on rank {seen.rank_of[stage]}"
     index = stage * schedule.microbatches + microbatch
-    if (place := seen.places[kind][index]) >= 0:
+    if (place := seen.positions[kind][index]) >= 0:
         return f"it already stands at action {place}"
     need = "I" if kind == "W" else "F"
-    if seen.places[need][index] < 0:
+    if seen.positions[need][index] < 0:
         return f"{stage}{need}{microbatch} must stand before it"
     other = "I" if kind == "B" else "B"
-    return f"{stage}{other}{microbatch} already does it, at action {seen.places[other][index]}"
+    return f"{stage}{other}{microbatch} already does it, at action {seen.positions[other][index]}"
 
 
-def _missing(seen: _Seen, stage: int, microbatch: int) -> str:
-    """What a stage lacks of a microbatch."""
-    index = stage * (len(seen.places["F"]) // len(seen.rank_of)) + microbatch
-    if seen.places["F"][index] < 0:
+def _missing(seen: _SeenActions, stage: int, microbatch: int) -> str:
+    """Return a message with the actions missing for a stage and a microbatch."""
+    index = stage * (len(seen.positions["F"]) // len(seen.rank_of)) + microbatch
+    if seen.positions["F"][index] < 0:
         lacks = f"{stage}F{microbatch}"
-    elif seen.places["I"][index] < 0:
+    elif seen.positions["I"][index] < 0:
         lacks = f"{stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
     else:
         lacks = f"{stage}W{microbatch}"

@@ -1,32 +1,55 @@
-"""A schedule made in time: whenever a rank is free it takes the best action that it can run."""
+"""Greedy list scheduling in simulated time: each free rank takes the best action it can run."""
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from jaxshard_magic.schedule.search_task import Found, Task
+from jaxshard_magic.schedule.search_task import SearchResult, SearchTask
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What a free rank takes: an input gradient or a forward action that is there, or a weight gradient to fill a gap.
+class GreedyRule:
+    """Priorities of a free rank: an available input gradient or forward action, or a weight gradient to fill a gap.
 
-    `ahead`: of each rank, the most microbatches that have run forward and not backward. `fill`: of each rank, the share
-    of a weight gradient's time that a gap must have to be filled with one; where it is None, one goes also into a
-    smaller gap that would make this rank's idle time the longest of all. `first`: what goes first of forward (F) and
-    input gradient (I); with W, a forward action goes first as with F, and where it lacks room, what makes the room.
-    `looks`: whether gradients that have yet to start on the ranks behind are expected, at the soonest.
+    Attributes:
+        ahead: For each rank, the most microbatches past their forward action but not their backward action.
+        fill: For each rank, the gap needed to fill it with a weight gradient, as a share of the gradient's time. With
+            None, a smaller gap is also filled if it would give this rank the longest idle time of all.
+        first: Priority between forward actions (F) and input gradients (I). W is like F, but a forward action without
+            memory goes first too: a weight gradient makes room for it.
+        expects_gradients: Estimate the earliest arrival of gradients that are not yet started on later ranks.
     """
 
     ahead: tuple[int, ...]
     fill: tuple[float | None, ...]
     first: str = "F"
-    looks: bool = True
+    expects_gradients: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    """A rank: what its actions take, how many of each kind have started, and what is there for it, and when."""
+    """State of a rank: times of its actions, number of started actions of each kind, arrivals of its inputs.
+
+    Attributes:
+        place: Number of the rank.
+        forward_takes: Time of a forward action.
+        input_grad_takes: Time of an input gradient.
+        weight_grad_takes: Time of a weight gradient.
+        sends: Time of a transfer to another rank.
+        kept: Share of activations held for the weight gradient.
+        ahead: As in the rule.
+        fill: As in the rule.
+        forward: Number of started forward actions.
+        input_grad: Number of started input gradients.
+        weight_grad: Number of started weight gradients.
+        clock: End of the last action.
+        held: Microbatches of activations held.
+        idle: Idle time since the first action.
+        begun: Start of the first action.
+        inputs: Arrival times of activations.
+        gradients: Arrival times of gradients.
+        kinds: Kinds of the actions so far.
+    """
 
     place: int
     forward_takes: float
@@ -48,10 +71,10 @@ class _Rank:
     kinds: list[str] = field(default_factory=list)
 
 
-def greedy(task: Task, rule: Rule, most: float = inf) -> Found | None:
-    """The schedule that `rule` makes for `task`; None where its span would be more than `most`."""
-    own = task.own
-    costs = zip(own.forward, own.input_grad, own.weight_grad, own.transfer, own.kept, strict=True)
+def greedy(task: SearchTask, rule: GreedyRule, most: float = inf) -> SearchResult | None:
+    """Return the schedule made by `rule`; None if its span exceeds `most`."""
+    own = task.costs
+    costs = zip(own.forward, own.input_grad, own.weight_grad, own.transfer, own.kept_for_weight_grad, strict=True)
     ranks = [_Rank(at, *each, rule.ahead[at], rule.fill[at]) for at, each in enumerate(costs)]
     ranks[0].inputs = [0.0] * task.microbatches
     longest_idle = 0.0
@@ -59,13 +82,15 @@ def greedy(task: Task, rule: Rule, most: float = inf) -> Found | None:
     while waking:
         now, at = heappop(waking)
         rank = ranks[at]
+        # A stale wake-up: the rank has started another action since.
         if now < rank.clock:
             continue
-        kind, time = _choice(task, rule, ranks, rank, now, longest_idle)
+        kind, time = _next_action(task, rule, ranks, rank, now, longest_idle)
         if kind:
             if time > rank.clock and rank.forward:
                 rank.idle += time - rank.clock
                 longest_idle = max(longest_idle, rank.idle)
+                # The span is at least idle time plus work, so the final span would also exceed the limit.
                 if rank.idle + task.work[at] > most:
                     return None
             woken = _run(ranks, rank, kind, time)
@@ -75,41 +100,46 @@ def greedy(task: Task, rule: Rule, most: float = inf) -> Found | None:
         elif time < inf:
             heappush(waking, (time, at))
     span = max(rank.clock - rank.begun for rank in ranks)
-    return Found(span, max(rank.clock for rank in ranks), [rank.kinds for rank in ranks])
+    return SearchResult(span, max(rank.clock for rank in ranks), [rank.kinds for rank in ranks])
 
 
-def _choice(
-    task: Task, rule: Rule, ranks: list[_Rank], rank: _Rank, now: float, longest_idle: float
+def _next_action(
+    task: SearchTask, rule: GreedyRule, ranks: list[_Rank], rank: _Rank, now: float, longest_idle: float
 ) -> tuple[str, float]:
-    """What `rank` runs and when it starts; or nothing, and when it looks again: never, where others must move first."""
+    """Return the kind of the next action of `rank`, and its start time.
+
+    Without an action to run the kind is empty, and the time is when to ask again: infinity if other ranks must act
+    first.
+    """
     back = rank.input_grad
-    gradient = rank.gradients[back] if back < len(rank.gradients) else inf
-    given = inf
+    gradient_arrival = rank.gradients[back] if back < len(rank.gradients) else inf
+    input_arrival = inf
     if rank.forward < len(rank.inputs) and rank.forward - back < rank.ahead:
-        given = rank.inputs[rank.forward]
-    at_once = now + task.instant
+        input_arrival = rank.inputs[rank.forward]
+    at_once = now + task.time_tolerance
     pending = rank.weight_grad < back
-    if given < inf and rank.held + 1 > task.held_at_most:
-        if given <= at_once and pending and (gradient > at_once or rule.first == "W"):
+    # Without memory for a forward action, a weight gradient makes room for it.
+    if input_arrival < inf and rank.held + 1 > task.limit_with_tolerance:
+        if input_arrival <= at_once and pending and (gradient_arrival > at_once or rule.first == "W"):
             return "W", now
-        given = inf
-    if given <= at_once and (rule.first != "I" or gradient > at_once):
-        return "F", max(now, given)
-    if gradient <= at_once:
-        return "I", max(now, gradient)
-    later = min(given, gradient)
+        input_arrival = inf
+    if input_arrival <= at_once and (rule.first != "I" or gradient_arrival > at_once):
+        return "F", max(now, input_arrival)
+    if gradient_arrival <= at_once:
+        return "I", max(now, gradient_arrival)
+    later = min(input_arrival, gradient_arrival)
     if pending:
-        if gradient == inf and rule.looks:
-            later = min(later, _expected(ranks, rank, now))
+        if gradient_arrival == inf and rule.expects_gradients:
+            later = min(later, _earliest_gradient(ranks, rank, now))
         gap, takes = later - now, rank.weight_grad_takes
         least = longest_idle - rank.idle if rank.fill is None else rank.fill * takes
-        if gap > least or gap >= takes - task.instant:
+        if gap > least or gap >= takes - task.time_tolerance:
             return "W", now
     return "", later
 
 
-def _expected(ranks: list[_Rank], rank: _Rank, now: float) -> float:
-    """When `rank`'s next gradient can be there at the soonest; infinity where the microbatch is not yet on its way."""
+def _earliest_gradient(ranks: list[_Rank], rank: _Rank, now: float) -> float:
+    """Return the earliest possible arrival of the next gradient; infinity for a microbatch still on its way forward."""
     microbatch, at = rank.input_grad, rank.place
     while len(ranks[at].gradients) <= microbatch < ranks[at].forward:
         at += 1
@@ -122,7 +152,7 @@ def _expected(ranks: list[_Rank], rank: _Rank, now: float) -> float:
 
 
 def _run(ranks: list[_Rank], rank: _Rank, kind: str, start: float) -> _Rank | None:
-    """Runs an action on `rank`; the rank that its result goes to, if any."""
+    """Run an action on `rank`, and return the rank that receives the result, if any."""
     rank.kinds.append(kind)
     woken = None
     if kind == "F":

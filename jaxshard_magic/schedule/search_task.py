@@ -1,4 +1,4 @@
-"""What a search for a schedule works on, what it finds, and what no schedule can be better than."""
+"""Problem and result of a schedule search, and lower bounds for every schedule."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,14 @@ from typing import NamedTuple
 from jaxshard_magic.schedule.costs import PerStage
 
 
-class Found(NamedTuple):
-    """An order that was found: its span and makespan, and of each rank the kinds of its actions, each in turn."""
+class SearchResult(NamedTuple):
+    """An order with its times.
+
+    Attributes:
+        span: Longest time of a rank from its first start to its last end.
+        makespan: Time from the first start to the last end of all ranks.
+        kinds: For each rank, the kinds of its actions in order.
+    """
 
     span: float
     makespan: float
@@ -18,49 +24,55 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
-    """A pipeline of one stage a rank to make a schedule for: its costs, and the microbatches that a rank may hold."""
+class SearchTask:
+    """Search for a schedule of a pipeline with one stage per rank.
 
-    own: PerStage
+    Attributes:
+        costs: Costs of each stage.
+        microbatches: Number of microbatches.
+        limit: Most microbatches of activations a rank may hold.
+    """
+
+    costs: PerStage
     microbatches: int
     limit: float
 
     @cached_property
     def ranks(self) -> int:
-        return len(self.own.forward)
+        return len(self.costs.forward)
 
     @cached_property
     def room(self) -> int:
-        """The most microbatches that a rank can have run forward and not yet backward."""
-        return int(min(self.microbatches, self.held_at_most))
+        """Most microbatches of a rank past their forward action but not their backward action."""
+        return int(min(self.microbatches, self.limit_with_tolerance))
 
     @cached_property
-    def held_at_most(self) -> float:
-        """The limit, with room for what adding up shares of a microbatch rounds."""
+    def limit_with_tolerance(self) -> float:
+        """The limit, increased by a tolerance for rounding in sums of shares."""
         return self.limit * (1 + 1e-9)
 
     @cached_property
-    def instant(self) -> float:
-        """A time that is only what adding up times rounds."""
-        return 1e-9 * min((each for costs in self.own[:3] for each in costs if each), default=0.0)
+    def time_tolerance(self) -> float:
+        """Tolerance for rounding in sums of times."""
+        return 1e-9 * min((each for costs in self.costs[:3] for each in costs if each), default=0.0)
 
     @cached_property
     def work(self) -> list[float]:
-        """How long each rank works."""
-        own, count = self.own, self.microbatches
+        """Busy time of each rank."""
+        own, count = self.costs, self.microbatches
         return [count * (f + b) for f, b in zip(own.forward, own.backward, strict=True)]
 
     @cached_property
     def first_start(self) -> list[float]:
-        """When each rank starts at the soonest."""
-        own = self.own
+        """Earliest start of each rank."""
+        own = self.costs
         steps = (own.forward[rank] + own.transfer[rank] for rank in range(self.ranks - 1))
         return list(accumulate(steps, initial=0.0))
 
     @cached_property
     def round_trip(self) -> list[float]:
-        """Of each rank, the time from the start of a microbatch to its gradient's arrival, with no waiting."""
-        own = self.own
+        """Time on each rank from the start of a microbatch to the arrival of its gradient, without waiting."""
+        own = self.costs
         trips = [own.forward[-1]]
         for rank in range(self.ranks - 2, -1, -1):
             back = own.transfer[rank] + own.input_grad[rank + 1] + own.transfer[rank + 1]
@@ -68,16 +80,16 @@ class Task:
         return trips[::-1]
 
     @cached_property
-    def least(self) -> tuple[float, float]:
-        """A span and a makespan that no schedule within the limit is better than.
+    def lower_bounds(self) -> tuple[float, float]:
+        """Lower bounds of the span and the makespan of every schedule within the limit.
 
-        A rank works, and waits for its first gradient with no more forward actions to run than it has room for: arXiv
-        2401.10241, appendix B. And the limit holds the trips of all microbatches: no more of them at once.
+        A rank works, and waits for its first gradient after as many forward actions as fit into its memory: arXiv
+        2401.10241, appendix B. Memory gives a second bound: the limit caps the number of round trips at the same time.
         """
-        own, spans = self.own, []
+        own, spans = self.costs, []
         for rank, trip in enumerate(self.round_trip):
             waits = max(0.0, trip - self.room * own.forward[rank])
-            stays = trip + own.input_grad[rank] + own.kept[rank] * own.weight_grad[rank]
+            stays = trip + own.input_grad[rank] + own.kept_for_weight_grad[rank] * own.weight_grad[rank]
             spans.append(max(self.work[rank] + waits, self.microbatches * stays / self.limit))
         ends = (start + span for start, span in zip(self.first_start, spans, strict=True))
         return max(spans), max(ends)

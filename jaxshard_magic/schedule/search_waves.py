@@ -1,22 +1,23 @@
-"""The published heuristic of zero-bubble schedules: microbatch by microbatch, a wave forward and a wave back.
+"""Published heuristic for zero-bubble schedules: for each microbatch a forward wave and a backward wave.
 
-Qi et al. 2024, arXiv 2401.10241, section 3.1. After the warm-up each rank runs one forward action and one input
-gradient in turn; weight gradients fill what would be idle, and make room where the limit is reached.
+Qi et al. 2024, arXiv 2401.10241, section 3.1. After the warm-up each rank alternates between a forward action and an
+input gradient. Weight gradients fill idle time, and free memory when the limit is reached.
 """
 
 from dataclasses import dataclass
 from math import inf
 
-from jaxshard_magic.schedule.search_task import Found, Task
+from jaxshard_magic.schedule.search_task import SearchResult, SearchTask
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the heuristic leaves open.
+class HeuristicOptions:
+    """Options left open by the heuristic.
 
-    `holds_back`: the warm-up ends before a forward action that would delay the first gradient, rather than after it.
-    `skips`: a rank two forward actions ahead of the next one passes one over where that costs nothing. `fills`: a
-    weight gradient goes into a gap too small for it also where the rank is not the one that idles the longest.
+    Attributes:
+        holds_back: End the warm-up before a forward action that would delay the first gradient, rather than after.
+        skips: A rank two forward actions ahead of the next rank skips an action if the skip costs nothing.
+        fills: Fill a gap too small for a weight gradient also on ranks other than the rank with the longest idle time.
     """
 
     holds_back: bool
@@ -24,12 +25,12 @@ class Choices:
     fills: bool
 
 
-def waves(task: Task, choices: Choices, most: float = inf) -> Found | None:
-    """The schedule that the heuristic makes for `task` with these choices; None where its span is more than `most`."""
+def waves(task: SearchTask, choices: HeuristicOptions, most: float = inf) -> SearchResult | None:
+    """Return the heuristic's schedule with these options; None if its span exceeds `most`."""
     ranks = _Ranks(task, choices)
     for microbatch in range(task.microbatches):
         if microbatch:
-            wanted = ranks.wanted()
+            wanted = ranks.wave_forwards()
         else:
             for rank in range(task.ranks):
                 ranks.run(rank, "F")
@@ -39,30 +40,31 @@ def waves(task: Task, choices: Choices, most: float = inf) -> Found | None:
                 ranks.run_forward(rank)
         for rank in reversed(range(task.ranks)):
             ranks.run_input_grad(rank)
+        # The span is at least idle time plus work, so the final span would also exceed the limit.
         if any(idle + work > most for idle, work in zip(ranks.idle, task.work, strict=True)):
             return None
     for rank in range(task.ranks):
         ranks.run_weight_grads(rank)
     spans = (end - start for end, start in zip(ranks.clock, task.first_start, strict=True))
-    return Found(max(spans), max(ranks.clock), ranks.kinds)
+    return SearchResult(max(spans), max(ranks.clock), ranks.kinds)
 
 
 class _Ranks:
-    """Where every rank stands: its clock, how many actions of each kind it has run, what it holds and how it idled."""
+    """State of all ranks: clocks, number of actions of each kind, activations held, idle times."""
 
-    def __init__(self, task: Task, choices: Choices):
+    def __init__(self, task: SearchTask, choices: HeuristicOptions):
         count = task.ranks
-        self.task, self.choices, self.own = task, choices, task.own
-        self.takes = {"F": task.own.forward, "I": task.own.input_grad, "W": task.own.weight_grad}
+        self.task, self.choices, self.own = task, choices, task.costs
+        self.takes = {"F": task.costs.forward, "I": task.costs.input_grad, "W": task.costs.weight_grad}
         self.forward, self.input_grad, self.weight_grad = ([0] * count for _ in range(3))
         self.clock, self.held, self.idle = ([0.0] * count for _ in range(3))
         self.longest_idle = 0.0
-        self.results: list[list[float]] = [[] for _ in range(count)]  # ends of forward actions
-        self.gradients = [0.0] * count  # end of the last input gradient
+        self.results: list[list[float]] = [[] for _ in range(count)]  # ends of each rank's forward actions
+        self.gradients = [0.0] * count  # end of each rank's last input gradient
         self.kinds: list[list[str]] = [[] for _ in range(count)]
 
     def warm_up(self) -> list[int]:
-        """Of each rank, how many more forward actions come before its first gradient."""
+        """Return for each rank the number of further forward actions before its first gradient."""
         task, own = self.task, self.own
         wanted = [0] * task.ranks
         back = self.clock[-1] + own.input_grad[-1]
@@ -80,19 +82,17 @@ class _Ranks:
             wanted[rank] = min(wanted[rank], before if before == most else max(0, before - 1))
         return wanted
 
-    def wanted(self) -> list[int]:
-        """Of each rank, whether it runs a forward action in this wave: 1, or 0."""
+    def wave_forwards(self) -> list[int]:
+        """Return for each rank the number of forward actions in this wave, 1 or 0."""
         ranks = range(self.task.ranks)
-        wanted = [
-            int(self.forward[rank] < self.task.microbatches and not self._passes(rank)) for rank in ranks
-        ]
+        wanted = [int(self.forward[rank] < self.task.microbatches and not self._skips_forward(rank)) for rank in ranks]
         for rank in reversed(ranks[:-1]):
             if self.forward[rank] < self.task.microbatches:
                 wanted[rank] = min(wanted[rank], wanted[rank + 1])
         return wanted
 
-    def _passes(self, rank: int) -> bool:
-        """Whether `rank` can pass a forward action over, since the next rank has enough to run."""
+    def _skips_forward(self, rank: int) -> bool:
+        """Return whether `rank` may skip a forward action because the next rank has enough to run."""
         after = rank + 1
         if not self.choices.skips or after == self.task.ranks or self.forward[rank] < self.forward[after] + 2:
             return False
@@ -102,22 +102,22 @@ class _Ranks:
             return True
         pending = self.input_grad[rank] - self.weight_grad[rank]
         held, time = self.held[rank] + 1, self.clock[rank] + own.forward[rank]
-        while held > self.task.held_at_most and pending:
-            held, time, pending = held - own.kept[rank], time + own.weight_grad[rank], pending - 1
+        while held > self.task.limit_with_tolerance and pending:
+            held, time, pending = (held - own.kept_for_weight_grad[rank], time + own.weight_grad[rank], pending - 1)
         if time <= needed:
             return False
         return needed - self.clock[rank] <= self.longest_idle - self.idle[rank]
 
     def run_forward(self, rank: int) -> None:
-        """Makes room, fills what would be idle, and runs the rank's next forward action."""
-        while self.held[rank] + 1 > self.task.held_at_most:
+        """Free memory, fill idle time, and run the next forward action of the rank."""
+        while self.held[rank] + 1 > self.task.limit_with_tolerance:
             self.run(rank, "W")
         if rank:
             self._fill(rank, self.results[rank - 1][self.forward[rank]] + self.own.transfer[rank - 1])
         self.run(rank, "F")
 
     def run_input_grad(self, rank: int) -> None:
-        """Fills what would be idle, and runs the rank's next input gradient."""
+        """Fill idle time and run the next input gradient of the rank."""
         if rank + 1 < self.task.ranks:
             self._fill(rank, self.gradients[rank + 1] + self.own.transfer[rank + 1])
         if not rank and self.forward[rank] == self.task.microbatches:
@@ -125,13 +125,13 @@ class _Ranks:
         self.run(rank, "I")
 
     def run_weight_grads(self, rank: int) -> None:
-        """Runs every weight gradient that the rank has kept back."""
+        """Run all weight gradients deferred by the rank."""
         while self.weight_grad[rank] < self.input_grad[rank]:
             self.run(rank, "W")
 
     def _fill(self, rank: int, until: float) -> None:
-        """Weight gradients up to the time `until`, at which there is something else to run."""
-        takes, instant = self.own.weight_grad[rank] - self.task.instant, self.task.instant
+        """Run weight gradients in the gap before `until`, the time of the next other action."""
+        takes, instant = self.own.weight_grad[rank] - self.task.time_tolerance, self.task.time_tolerance
         while self.weight_grad[rank] < self.input_grad[rank]:
             gap = until - self.clock[rank]
             others_idle = gap <= self.longest_idle - self.idle[rank]
@@ -140,7 +140,7 @@ class _Ranks:
             self.run(rank, "W")
 
     def run(self, rank: int, kind: str) -> None:
-        """Runs the rank's next action of this kind, as soon as what it needs is there."""
+        """Run the next action of this kind on the rank, as soon as its inputs are available."""
         own, start, first = self.own, self.clock[rank], not self.forward[rank]
         if kind == "F":
             if rank:
@@ -153,10 +153,10 @@ class _Ranks:
                 start = max(start, self.gradients[rank + 1] + own.transfer[rank + 1])
             self.gradients[rank] = start + own.input_grad[rank]
             self.input_grad[rank] += 1
-            self.held[rank] -= 1 - own.kept[rank]
+            self.held[rank] -= 1 - own.kept_for_weight_grad[rank]
         else:
             self.weight_grad[rank] += 1
-            self.held[rank] -= own.kept[rank]
+            self.held[rank] -= own.kept_for_weight_grad[rank]
         if not first:
             self.idle[rank] += start - self.clock[rank]
             self.longest_idle = max(self.longest_idle, self.idle[rank])

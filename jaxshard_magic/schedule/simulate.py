@@ -1,4 +1,4 @@
-"""The simulator: when each action of a schedule runs, what idles, and how many activations are held."""
+"""Simulation of a schedule: start and end of each action, idle time, and activations held."""
 
 import math
 from bisect import bisect_left
@@ -8,29 +8,45 @@ from functools import cached_property
 from typing import NamedTuple, cast
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.schedule.actions import Action, Step, flat, parts
+from jaxshard_magic.schedule.actions import Action, ScheduleEntry, entry_actions, flatten_fused
 from jaxshard_magic.schedule.costs import Costs, PerStage
 from jaxshard_magic.schedule.grid import Schedule
 
 
 class Event(NamedTuple):
-    """One action of a rank in time, in the costs' unit from the first start."""
+    """An action of a rank in time.
+
+    Attributes:
+        rank: Number of the rank.
+        action: The action, or fused actions.
+        start: Start, in the unit of the costs since the first start.
+        end: End, in the same unit.
+    """
 
     rank: int
-    action: Step
+    action: ScheduleEntry
     start: float
     end: float
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule placed in time: each rank runs its actions in order, each as soon as what it waits for is there.
+    """A schedule in time: each rank runs its actions in order, each as soon as its inputs are available.
 
-    `makespan`: from the first start to the last end. `span`: of the longest rank, from its own first start to its
-    own last end, which is what a step costs where steps follow each other without a barrier. `idle`: of each rank,
-    within the makespan. `bubble`, `steady_bubble`: the share of all ranks' time that is idle, in makespan and span.
-    `peak_activations`: of each rank, the most activations that it holds at once, one for each microbatch of each
-    stage, counted from its actions: held from the forward action until the backward one, or the weight gradient, ends.
+    Attributes:
+        schedule: The schedule.
+        costs: Costs of the actions.
+        starts: For each rank, the start of each entry.
+        ends: For each rank, the end of each entry.
+        makespan: Time from the first start to the last end.
+        span: Longest time of a rank from its own first start to its own last end: the time of a step when steps follow
+            each other without a barrier.
+        idle: Idle time of each rank within the makespan.
+        bubble: Idle share of all ranks' time within the makespan.
+        steady_bubble: Idle share of all ranks' time within the span.
+        peak_activations: For each rank, the most activations held at the same time, counted per microbatch and stage
+            from the order of actions. An activation is held from the forward action until the end of the backward
+            action, or of the weight gradient.
     """
 
     schedule: Schedule
@@ -46,7 +62,7 @@ class Simulation:
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """Every action with its start and end, rank by rank."""
+        """All actions with start and end, rank by rank."""
         return tuple(
             Event(rank, step, start, end)
             for rank, row in enumerate(self.schedule.grid)
@@ -55,19 +71,24 @@ class Simulation:
 
     @property
     def peak_microbatches(self) -> float:
-        """The most that a rank holds, in microbatches of the whole rank: a chunk's activations are a share of them."""
+        """Most activations held by a rank, in microbatches of a whole rank; a chunk holds 1/`chunks` of each."""
         return max(self.peak_activations) / self.schedule.chunks
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
-    """`schedule` in time at `costs`: by default those that it was made for, or one unit each.
+    """Simulate a schedule.
 
-    Raises ShardError where the costs don't fit the stages, and where ranks wait for each other for ever: it names the
-    actions that do.
+    Args:
+        schedule: The schedule.
+        costs: Costs of the actions; by default the costs of the schedule, or one unit each.
+
+    Raises:
+        ShardError: The costs don't match the number of stages, or ranks wait for each other in a cycle; the message has
+            the actions of the cycle.
     """
     costs = costs or schedule.costs or Costs()
     own = costs.per_stage(schedule.all_stages)
-    rows = _moves(schedule, own)
+    rows = _timed_rows(schedule, own)
     starts, ends = _times(schedule, rows)
     first = min(row[0] for row in starts)
     makespan = max(row[-1] for row in ends) - first
@@ -84,36 +105,45 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
         tuple(max(0.0, makespan - busy) for busy in work),
         _idle_share(sum(work), ranks * makespan),
         _idle_share(sum(work), ranks * span),
-        tuple(max(held(row, own.kept)) for row in schedule.grid),
+        tuple(max(activations_held(row, own.kept_for_weight_grad)) for row in schedule.grid),
     )
 
 
 def _idle_share(work: float, time: float) -> float:
+    """Return the idle share of `time`; 0 for no time."""
+    # Rounding may put the work slightly above the time.
     return max(0.0, 1 - work / time) if time else 0.0
 
 
-# What a rank's clock does: wait for a result and a delay, run for some time, give a result; -1 is no result.
-_Move = tuple[int, float, float, int]
+# Index of the result that the action waits for, delay after it, duration, index of its own result; -1 for no result.
+_TimedAction = tuple[int, float, float, int]
 
 
 class _Row(NamedTuple):
-    """A rank's moves, and of each of its steps the place of the move that runs it."""
+    """Timed actions of a rank.
 
-    moves: list[_Move]
+    Attributes:
+        moves: The timed actions, in order.
+        places: For each entry of the schedule, the position of its timed action.
+    """
+
+    moves: list[_TimedAction]
     places: Sequence[int]
 
 
 def _times(schedule: Schedule, rows: list[_Row]) -> tuple[list[list[float]], list[list[float]]]:
-    """Starts and ends of each rank's steps.
+    """Return start and end of each entry of each rank.
 
-    A rank goes on until it waits for a result of another rank, which wakes it; each result has one reader.
+    A rank advances until it needs a missing result of another rank, and resumes when the result appears.
     """
     done: list[float | None] = [None] * (2 * len(schedule.rank_of) * schedule.microbatches)
+    # Each result has a single reader, so a dict from result to waiting rank is enough.
     sleeping: dict[int, int] = {}
     starts: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
     awake = list(range(len(rows) - 1, -1, -1))
 
+    # A generator per rank, suspended at a missing result: each action is visited once.
     def clock(rank: int) -> Iterator[int]:
         now, begun, ended = 0.0, starts[rank], ends[rank]
         for needs, delay, seconds, gives in rows[rank].moves:
@@ -146,77 +176,84 @@ def _times(schedule: Schedule, rows: list[_Row]) -> tuple[list[list[float]], lis
 
 
 def _of_steps(rows: list[_Row], times: list[list[float]]) -> list[list[float]]:
-    """The times of moves as times of steps."""
+    """Return the times of schedule entries from the times of timed actions."""
     return [
         own if len(own) == len(row.places) else [own[place] for place in row.places]
         for row, own in zip(rows, times, strict=True)
     ]
 
 
-def _moves(schedule: Schedule, own: PerStage) -> list[_Row]:
-    """Each rank's moves, one an action where none is fused.
-
-    An action waits for another rank's at most once, since what it needs of its own stage stands before it on its rank.
-    """
+def _timed_rows(schedule: Schedule, own: PerStage) -> list[_Row]:
+    """Return the timed actions of each rank, one per action if nothing is fused."""
     rank_of, microbatches, transfer = schedule.rank_of, schedule.microbatches, own.transfer
-    last, each = len(rank_of) - 1, schedule.stages_of_loss
+    last, each = len(rank_of) - 1, schedule.stages_per_loss
     first_of, last_of = range(0, last + 1, each), range(each - 1, last + 1, each)
     down = [0.0] + [transfer[s - 1] if rank_of[s - 1] != rank_of[s] else 0.0 for s in range(1, last + 1)]
     up = [transfer[s + 1] if rank_of[s + 1] != rank_of[s] else 0.0 for s in range(last)] + [0.0]
-    back = (last + 1) * microbatches  # results of the backward pass stand behind those of the forward pass
+    back = (last + 1) * microbatches  # results of the backward pass are numbered after those of the forward pass
 
-    # Of each kind: time by stage, how far the result stands that it needs, the stages that need none, delays, own base.
-    ways = {
+    # By kind of action: time by stage, offset from its own result to the result that it needs, stages that need none,
+    # delay by stage, number of its first result.
+    by_kind = {
         "F": (own.forward, -microbatches, first_of, down, 0),
         "B": (own.backward, microbatches, last_of, up, back),
         "I": (own.input_grad, microbatches, last_of, up, back),
     }
     rows: list[_Row] = []
     for row in schedule.grid:
-        moves: list[_Move] = []
-        for stage, kind, microbatch in flat(row):
+        moves: list[_TimedAction] = []
+        for stage, kind, microbatch in flatten_fused(row):
             if kind == "W":
                 moves.append((-1, 0.0, own.weight_grad[stage], -1))
             else:
-                seconds, away, ends, delay, base = ways[kind]
+                # A single wait is enough: an action depends on at most one other stage. Its dependencies on its own
+                # stage come earlier on the same rank, as `Schedule` has validated.
+                seconds, offset, independent_stages, delay, base = by_kind[kind]
                 index = base + stage * microbatches + microbatch
-                moves.append((-1 if stage in ends else index + away, delay[stage], seconds[stage], index))
-        rows.append(_Row(moves, range(len(moves))) if len(moves) == len(row) else _together(row, moves))
+                moves.append(
+                    (-1 if stage in independent_stages else index + offset, delay[stage], seconds[stage], index)
+                )
+        rows.append(_Row(moves, range(len(moves))) if len(moves) == len(row) else _fuse_timed_actions(row, moves))
     return rows
 
 
-def _together(row: Sequence[Step], moves: list[_Move]) -> _Row:
-    """The moves of a row with fused steps: of each, all but one wait, one runs, and all but one give their results."""
-    found: list[_Move] = []
+def _fuse_timed_actions(row: Sequence[ScheduleEntry], moves: list[_TimedAction]) -> _Row:
+    """Return the timed actions of a row with fused entries.
+
+    A fused entry becomes a wait for each part but the first, the first part with the time of all parts, and a result
+    for each part but the first.
+    """
+    fused: list[_TimedAction] = []
     places: list[int] = []
     place = 0
     for step in row:
         if type(step) is Action:
-            places.append(len(found))
-            found.append(moves[place])
+            places.append(len(fused))
+            fused.append(moves[place])
             place += 1
             continue
-        count = len(parts(step))
+        count = len(entry_actions(step))
         (needs, delay, seconds, gives), *others = moves[place : place + count]
         place += count
         for other in others:
-            found.append((other[0], other[1], 0.0, -1))
+            fused.append((other[0], other[1], 0.0, -1))
             seconds += other[2]
-        places.append(len(found))
-        found.append((needs, delay, seconds, gives))
+        places.append(len(fused))
+        fused.append((needs, delay, seconds, gives))
         for other in others:
-            found.append((-1, 0.0, 0.0, other[3]))
-    return _Row(found, places)
+            fused.append((-1, 0.0, 0.0, other[3]))
+    return _Row(fused, places)
 
 
-def held(row: Sequence[Step], kept: Sequence[float]) -> list[float]:
-    """Activations that a rank holds while each of its steps runs, and the last number after all of them.
+def activations_held(row: Sequence[ScheduleEntry], kept: Sequence[float]) -> list[float]:
+    """Return the activations held by a rank during each entry, and the number held after the last entry.
 
-    A forward action holds its own from its start; what a backward one, or a weight gradient, lets go is free after it.
+    A forward action holds its activations from its start. Activations freed by a backward action or a weight gradient
+    are free after its end.
 
     Args:
-        row: a rank's steps.
-        kept: of each stage, the share of a microbatch's activations that its weight gradient still needs.
+        row: Entries of the rank.
+        kept: For each stage, the share of a microbatch's activations still needed by its weight gradient.
     """
     freed = {"F": [0.0] * len(kept), "B": [1.0] * len(kept), "I": [1 - share for share in kept], "W": kept}
     counts, now = [], 0.0
@@ -228,7 +265,7 @@ def held(row: Sequence[Step], kept: Sequence[float]) -> list[float]:
             now -= freed[kind][stage]
         else:
             let_go = 0.0
-            for stage, kind, _ in parts(step):
+            for stage, kind, _ in entry_actions(step):
                 now += kind == "F"
                 let_go += freed[kind][stage]
             counts.append(now)
@@ -237,12 +274,17 @@ def held(row: Sequence[Step], kept: Sequence[float]) -> list[float]:
 
 
 def _deadlock(schedule: Schedule, places: list[int]) -> ShardError:
-    """The circle in which ranks wait for each other, each at this place in its row."""
+    """Return an error with the cycle of waiting ranks.
+
+    Args:
+        schedule: The schedule.
+        places: For each rank, the position of the entry it waits at.
+    """
     ran = {
         part
         for row, place in zip(schedule.grid, places, strict=True)
         for step in row[:place]
-        for part in parts(step)
+        for part in entry_actions(step)
     }
     circle: dict[int, str] = {}
     rank = next(r for r, place in enumerate(places) if place < len(schedule.grid[r]))
@@ -250,27 +292,26 @@ def _deadlock(schedule: Schedule, places: list[int]) -> ShardError:
         step = schedule.grid[rank][places[rank]]
         needed, holder = next(
             (f"{need.stage}{need.kind}{need.microbatch}", schedule.rank_of[need.stage])
-            for part in parts(step)
-            if (need := _need(schedule, part)) and not ran & _either(need)
+            for part in entry_actions(step)
+            if (need := _need(schedule, part)) and not ran & _producers(need)
         )
-        circle[rank] = (
-            f"rank {rank} stands at action {places[rank]}, {step}, until rank {holder} has run {needed}"
-        )
+        circle[rank] = f"rank {rank} stands at action {places[rank]}, {step}, until rank {holder} has run {needed}"
         rank = holder
-    told = list(circle)
-    inside = "; ".join(circle[each] for each in told[told.index(rank) :])
-    return ShardError(f"schedule {schedule.name} never ends: {inside}. Move one of them behind the other")
+    ranks = list(circle)
+    cycle = "; ".join(circle[each] for each in ranks[ranks.index(rank) :])
+    return ShardError(f"schedule {schedule.name} never ends: {cycle}. Move one of them behind the other")
 
 
 def _need(schedule: Schedule, action: Action) -> Action | None:
-    """What `action` waits for of another stage."""
+    """Return the action of another stage on which `action` depends; None if there is none."""
     stage, kind, microbatch = action
-    each = schedule.stages_of_loss
+    each = schedule.stages_per_loss
     if kind == "F":
         return Action(stage - 1, "F", microbatch) if stage % each else None
     return Action(stage + 1, "B", microbatch) if kind != "W" and (stage + 1) % each else None
 
 
-def _either(action: Action) -> set[Action]:
-    """The actions that give the result of `action`: an input's gradient comes from a whole backward pass, too."""
+def _producers(action: Action) -> set[Action]:
+    """Return the actions that produce the result of `action`."""
+    # The gradient of a stage's input comes from a full backward action or from an input gradient.
     return {action, action._replace(kind="I")} if action.kind == "B" else {action}

@@ -1,31 +1,34 @@
-"""The way of a microbatch through a V of stages: four legs, each over all ranks, down and up in turn.
+"""Path of a microbatch through a V of stages: four legs over all ranks, alternating down and up.
 
-Rank s of p holds stages s and 2p - 1 - s. So a microbatch goes forward down the ranks and up again, and its gradients
-come back down and up: legs 0, 1, 2 and 3. A row of legs says what a rank does in which order; the microbatches of each
-leg follow each other.
+Rank s of p holds stages s and 2p - 1 - s. A microbatch moves forward down the ranks (leg 0) and up (leg 1). Its
+gradients return down (leg 2) and up (leg 3). A rank's order is a row of leg numbers; the microbatches of each leg are
+in sequence.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from jaxshard_magic.schedule.actions import Action, Step
-from jaxshard_magic.schedule.orders import Rows
+from jaxshard_magic.schedule.actions import Action, ScheduleEntry
+from jaxshard_magic.schedule.basic_orders import RankRows
 
 FORWARD = (0, 1)
 LEGS = range(4)
-WEIGHT = {2: 4, 3: 5}  # what stands in a row for the weight gradient that the gradient of a leg leaves behind
+WEIGHT = {2: 4, 3: 5}  # number, in a row, of the weight gradient deferred by a leg's input gradient
 
 _KINDS = "FFIIWW"
-_UPPER = (1, 2, 4)  # the legs that pass the later one of a rank's two stages
+_UPPER = (1, 2, 4)  # numbers in a row that belong to the later one of a rank's two stages
 
 
 def stage_of(leg: int, rank: int, ranks: int) -> int:
-    """The stage that a rank runs on a leg."""
+    """Return the stage of a rank on a leg."""
     return 2 * ranks - 1 - rank if leg in _UPPER else rank
 
 
 def sources(ranks: int) -> list[list[tuple[int, int] | None]]:
-    """Of each leg and rank, the leg and rank whose result it takes: the rank before on its way, or its own turn."""
+    """Return for each leg and rank the leg and rank that produce its input; None for the first leg on the first rank.
+
+    The source is the rank before on the same leg, or the same rank at the end of the leg before.
+    """
     return [[_source(leg, rank, ranks) for rank in range(ranks)] for leg in LEGS]
 
 
@@ -36,8 +39,8 @@ def _source(leg: int, rank: int, ranks: int) -> tuple[int, int] | None:
     return (leg - 1, rank) if leg else None
 
 
-def first(row: Iterable[int], microbatches: int) -> list[int]:
-    """A row with only so many microbatches: what the later ones did on each leg is left out."""
+def first_microbatches(row: Iterable[int], microbatches: int) -> list[int]:
+    """Return a row reduced to the first `microbatches` microbatches of each leg."""
     seen: Counter[int] = Counter()
     kept = []
     for leg in row:
@@ -47,13 +50,13 @@ def first(row: Iterable[int], microbatches: int) -> list[int]:
     return kept
 
 
-def actions(rows: Sequence[Sequence[int]]) -> Rows:
-    """Rows of legs and weight gradients as rows of actions."""
-    found: Rows = []
+def legs_to_actions(rows: Sequence[Sequence[int]]) -> RankRows:
+    """Return the actions of each rank from rows of legs and weight gradients."""
+    found: RankRows = []
     for rank, row in enumerate(rows):
         seen = [0] * len(_KINDS)
         own = [(stage_of(leg, rank, len(rows)), kind) for leg, kind in enumerate(_KINDS)]
-        steps: list[Step] = []
+        steps: list[ScheduleEntry] = []
         for leg in row:
             stage, kind = own[leg]
             steps.append(Action(stage, kind, seen[leg]))

@@ -1,8 +1,10 @@
-"""`ShardedStep`: a train step under a plan, compiled once per shapes, called at the cost of a hand-written
-jit."""
+"""Sharded train steps: `ShardedStep` runs a step under a plan and compiles one program for each set of shapes.
 
-from .entry import Entry
-from .sharded import ShardedStep
-from .watch import Watch
+A call costs as much as a call of a hand-written `jax.jit`.
+"""
 
-__all__ = ["Entry", "ShardedStep", "Watch"]
+from .compiled_step import CompiledStep
+from .loop_monitor import LoopMonitor
+from .sharded_step import ShardedStep
+
+__all__ = ["CompiledStep", "LoopMonitor", "ShardedStep"]

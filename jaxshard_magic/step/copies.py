@@ -1,5 +1,7 @@
-"""Copies: of a call's arguments, so that running the step changes none of the user's objects; and of a sharded step,
-which are what those of a function are."""
+"""Copy a call's arguments, and copy and pickle a sharded step like a function.
+
+A step that runs on copied arguments changes none of the user's objects.
+"""
 
 import copy
 import sys
@@ -12,11 +14,11 @@ from ..introspect import is_a, static_attribute
 from ..program.unwrap import is_jitted
 
 if TYPE_CHECKING:
-    from .sharded import ShardedStep
+    from .sharded_step import ShardedStep
 
 
-def copies(arguments: Any) -> Any:
-    """`arguments` in new containers and NNX objects; arrays are the same ones, which no step takes over."""
+def copy_arguments(arguments: Any) -> Any:
+    """Return `arguments` in new containers and NNX objects. Arrays are shared, as no step donates them."""
     if nnx := sys.modules.get("flax.nnx"):
         nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
         if any(map(nnx.graph.is_graph_node, nodes)):
@@ -24,49 +26,62 @@ def copies(arguments: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf, arguments)
 
 
-class Copied:
-    """What copying and pickling a sharded step gives, and an object that holds one: what it gives of a function."""
+class CopiedAsFunction:
+    """Mixin to copy and pickle a sharded step, or an object with one as an attribute, like a function."""
 
     def __copy__(self) -> Any:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copied(self, memo)  # pyright: ignore[reportArgumentType]
+        return deepcopy_step(self, memo)  # pyright: ignore[reportArgumentType]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return reduced(self)  # pyright: ignore[reportArgumentType]
+        return reduce_step(self)  # pyright: ignore[reportArgumentType]
 
 
-def copied(step: "ShardedStep", memo: dict[int, Any]) -> "ShardedStep":
-    """A deep copy, as of a function: the step itself. That of a method is the method of the copied object, sharded in
-    the same way; so are partials and objects that are called."""
+def deepcopy_step(step: "ShardedStep", memo: dict[int, Any]) -> "ShardedStep":
+    """Return a deep copy of a sharded step as of a function: the step itself.
+
+    The copy of a sharded method is the method of the copied object, sharded in the same way. The same holds for
+    partials and callable objects.
+
+    Args:
+        step: The sharded step.
+        memo: Memo of `copy.deepcopy`.
+    """
     plain = step.__wrapped__
     if is_jitted(plain) or is_a(plain, types.FunctionType):
         return step
-    made = type(step)(copy.deepcopy(plain, memo), step.request)
-    made.path, made.cell, made.compile_limit = step.path, step.cell, step.compile_limit
-    return made
+    clone = type(step)(copy.deepcopy(plain, memo), step.request)
+    clone.path, clone.cell, clone.compile_limit = step.path, step.cell, step.compile_limit
+    return clone
 
 
-def reduced(step: "ShardedStep") -> Any:
-    """What pickle is given of a step. Where its own name leads to it that name, as of a function; else, and where
-    cloudpickle takes what notebooks define by value, the plain step: a compiled program goes nowhere."""
+def reduce_step(step: "ShardedStep") -> Any:
+    """Return the value for pickling a step: its qualified name if the name leads to the step, else the plain step.
+
+    A function of a notebook goes to cloudpickle by value, so the plain step is pickled there, too.
+    """
     module = getattr(step, "__module__", None)
-    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    resolved: Any = sys.modules.get(module) if isinstance(module, str) else None
     name: str = static_attribute(step, "__qualname__", "")
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is step and not (module == "__main__" and _is_by_value()):
+        resolved = getattr(resolved, part, None)
+    # pickle sends a name only if it leads to the same object, as for a function.
+    if resolved is step and not (module == "__main__" and _is_pickled_by_value()):
         return name
-    return _plain, (step.__wrapped__,)
+    # A compiled program can't be pickled.
+    return _unpickle_plain, (step.__wrapped__,)
 
 
-def _plain(step: Any) -> Any:
+def _unpickle_plain(step: Any) -> Any:
+    """Return the plain step, on unpickling."""
     return step
 
 
-def _is_by_value() -> bool:
-    """Return whether a pickler asks that sends functions of a notebook as code: cloudpickle, or dill."""
+def _is_pickled_by_value() -> bool:
+    """Return whether a pickler that sends notebook functions by value is on the stack: cloudpickle or dill."""
+    # `__reduce_ex__` is not told which pickler calls it.
     frame = sys._getframe()
     while frame is not None:
         if {"cloudpickle", "dill"} & {*frame.f_globals.get("__name__", "").split(".")}:

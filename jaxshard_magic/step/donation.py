@@ -1,4 +1,4 @@
-"""Which buffers a step may take over: never the user's own, only arrays that the step itself gave back."""
+"""Choose the buffers that a step may donate: never the user's own arrays, only arrays returned by the step itself."""
 
 import weakref
 from collections import Counter
@@ -11,51 +11,69 @@ import jax
 
 from ..errors import ShardError
 from ..plan import Plan
-from ..program.peel import Peeled, inputs_of
-from ..program.settings import reruns
+from ..program.flatten_call import FlatCall, named_leaves
+from ..program.jax_settings import is_donation_disabled
 from ..program.trace import Traced
-from ..program.unwrap import Step
+from ..program.unwrap import UnwrappedStep
 
-_GONE = ("deleted or donated", "has been deleted")  # what JAX and its runtime say of such an array
+_GONE = ("deleted or donated", "has been deleted")  # texts of JAX and its runtime about a deleted array
 
 
-def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
-    """The flat inputs whose buffers an output can take: what the user's own jit says, and the step's state.
+def choose_donated(flat_call: FlatCall, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
+    """Return the positions of flat inputs to donate: the inputs donated by the user's own jit, and the step's state.
 
-    Each needs an output of its shape, dtype and sharding, or XLA has no use for it. Under `jax_debug_nans` nothing is
-    donated, as under `jax.jit`: the step may have to run again on its inputs.
+    Each needs an output of equal shape, dtype and sharding, or XLA has no use for the buffer.
+
+    Args:
+        flat_call: The call, with flat inputs.
+        traced: Traced step.
+        plan: Plan of the step.
+        donate: False for no donation; True to donate the state as well; None for the user's own jit alone.
+
+    Returns:
+        Positions among the flat inputs, without constants. Empty under `jax_debug_nans`.
     """
-    if donate is False or reruns():
+    # As under `jax.jit`, `jax_debug_nans` turns donation off: the step may have to run again on its inputs.
+    if donate is False or is_donation_disabled():
         return ()
     first = len(traced.consts)
     avals, outs = traced.closed.in_avals, traced.closed.out_avals
-    wanted = {first + i for i, (_, _, donated) in enumerate(peeled.inputs) if donated}
+    candidates = {first + i for i, (_, _, donated) in enumerate(flat_call.inputs) if donated}
     if donate:
-        wanted |= set(plan.state_pairs.values())
+        candidates |= set(plan.state_pairs.values())
     written = set(traced.out_paths)
+    # Each output takes over one buffer at most.
     free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_shardings, strict=True))
-    places = plan.in_shardings
+    shardings = plan.in_shardings
     chosen = []
-    for i in sorted(wanted):
-        kind = (avals[i].shape, avals[i].dtype, places[i])
-        stays = i - first < peeled.node_leaves and traced.in_paths[i] not in written
+    for i in sorted(candidates):
+        kind = (avals[i].shape, avals[i].dtype, shardings[i])
+        # An NNX Variable that the step does not write keeps its array after the call.
+        stays = i - first < flat_call.node_leaf_count and traced.in_paths[i] not in written
         if i >= first and free[kind] and not stays and not avals[i].weak_type:
             free[kind] -= 1
             chosen.append(i - first)
     return tuple(chosen)
 
 
-def refuse_what_is_gone(
-    step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception, ours: "Ours"
+def raise_if_deleted(
+    step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception, own_outputs: "OwnOutputs"
 ) -> None:
-    """Raise `ShardError` for an error that says an array was deleted, by the first such argument of a step; `ours` are
-    the arrays that it gave back itself."""
+    """Raise ShardError naming the first deleted argument, if `error` says that an array was deleted.
+
+    Args:
+        step: The step.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        error: Exception of the call.
+        own_outputs: Arrays returned by the step itself.
+    """
     if not any(said in str(error) for said in _GONE):
         return
-    for path, x in inputs_of(step, args, kwargs):
+    for path, x in named_leaves(step, args, kwargs):
         if not isinstance(x, jax.Array) or not x.is_deleted():
             continue
-        if x in ours:
+        if x in own_outputs:
             raise ShardError(
                 f"{step.name}: {path} was donated to an earlier call, which made its result of it: go on with what "
                 "that call returned, or leave donation out (--no-donate)"
@@ -65,31 +83,40 @@ def refuse_what_is_gone(
         ) from None
 
 
-class Ours:
-    """The arrays that a step gave back, known by weak references for as long as they live."""
+class OwnOutputs:
+    """Weak set of the living arrays returned by a step."""
 
     def __init__(self) -> None:
+        # By id: `jax.Array` has no hash, which a WeakSet needs.
         self._refs: dict[int, weakref.ref] = {}
         self._prune_at = 1024
 
     def add(self, arrays: Sequence[Any]) -> None:
+        """Add arrays; dead references are pruned now and then."""
         self._refs.update(zip(map(id, arrays), map(weakref.ref, arrays), strict=True))
         if len(self._refs) > self._prune_at:
             self._refs = {k: r for k, r in self._refs.items() if r() is not None}
             self._prune_at = max(1024, 2 * len(self._refs))
 
     def __contains__(self, array: Any) -> bool:
+        # Python reuses the id of a dead object.
         ref = self._refs.get(id(array))
         return ref is not None and ref() is array
 
-    def all(self, given: Sequence[Any], others: Sequence[Any]) -> bool:
-        """May all of `given` be donated: ours, none twice and none among `others`, which the same call
-        reads?"""
-        ids = list(map(id, given))
+    def can_donate(self, donated: Sequence[Any], others: Sequence[Any]) -> bool:
+        """Return whether all arrays of `donated` may be donated: returned by the step, none twice, and none among
+        `others`.
+
+        Args:
+            donated: Arrays to donate.
+            others: Arrays read by the same call.
+        """
+        # This runs at each call of a step: `map` with builtins loops in C.
+        ids = list(map(id, donated))
         living = map(call, map(self._refs.get, ids, repeat(_nothing)))
         unique = set(ids)
-        return all(map(is_, living, given)) and len(unique) == len(ids) and unique.isdisjoint(map(id, others))
+        return all(map(is_, living, donated)) and len(unique) == len(ids) and unique.isdisjoint(map(id, others))
 
 
 def _nothing() -> None:
-    """A reference to no array."""
+    """Stand in for a weak reference to no array."""

@@ -1,9 +1,9 @@
-"""A jit of a sharded step is the sharded step of the jit.
+"""Make a jit of a sharded step the sharded step of the jit.
 
-Trainers jit a method of theirs themselves, when they are made or when they first train: `nnx.jit(self._step)`. Were
-that left to JAX, the step would be traced as a part of another program, and run plain in it. So meanwhile `jax.jit`,
-`nnx.jit` and `eqx.filter_jit` ask the step that they are given what to make of it (`rejit`); all other functions they
-treat as ever, however they are imported.
+Trainers jit one of their methods when they are made or first train: `nnx.jit(self._step)`. JAX would trace the sharded
+step as a part of another program, and run it unsharded. Inside the context below, `jax.jit`, `nnx.jit` and
+`eqx.filter_jit` call the `rejit` of a sharded step to decide. All other functions are treated as usual, by any import
+path.
 """
 
 import functools
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..introspect import is_a, static_attribute
-from ..temporary import Temporary
+from ..temporary import TemporaryChange
 
-# All of `jax.jit` comes to the first; all of `nnx.jit` to the next two. Private names: JAX and Flax have no public
-# place that functions imported before come to as well.
+# Every `jax.jit` calls the first, and every `nnx.jit` one of the next two. The names are private: a replaced `jax.jit`
+# would not reach code that has imported the function before.
 _MAKERS = (
     ("jax._src.pjit", "make_jit"),
     ("flax.nnx.transforms.compilation", "JitWrapped"),
@@ -28,22 +28,22 @@ _MAKERS = (
 )
 
 
-class Rejits(Temporary):
-    """A context in which a jit of a sharded step is sharded itself; entered twice it is entered once."""
+class ShardedJits(TemporaryChange):
+    """Context in which a jit of a sharded step is sharded itself. A second entry has no effect."""
 
-    def begin(self) -> None:
-        for module, name, maker in _makers():
-            if not is_a(maker, _Maker):
-                setattr(module, name, _Maker(maker))
+    def apply(self) -> None:
+        for module, name, maker in _jit_makers():
+            if not is_a(maker, _ShardingJit):
+                setattr(module, name, _ShardingJit(maker))
 
-    def end(self) -> None:
-        for module, name, maker in _makers():
-            if is_a(maker, _Maker):
+    def revert(self) -> None:
+        for module, name, maker in _jit_makers():
+            if is_a(maker, _ShardingJit):
                 setattr(module, name, maker.make)
 
 
-def _makers() -> Iterator[tuple[types.ModuleType, str, Any]]:
-    """What makes jits now, with its module and its name there; of modules that are imported."""
+def _jit_makers() -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """Yield the functions and classes behind jit in imported modules, with their module and name."""
     for file, name in _MAKERS:
         module = sys.modules.get(file)
         maker = None if module is None else vars(module).get(name)
@@ -51,33 +51,35 @@ def _makers() -> Iterator[tuple[types.ModuleType, str, Any]]:
             yield module, name, maker
 
 
-class _Maker:
-    """What makes jits, and asks a sharded step first."""
+class _ShardingJit:
+    """Replacement for a function or class behind jit; asks a sharded step first.
+
+    Args:
+        make: The original.
+    """
 
     def __init__(self, make: Callable[..., Any]):
         functools.update_wrapper(self, make)
         self.make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = _step_in(args[0]) if args else None
+        found = _unwrap_step(args[0]) if args else None
         if found is None:
             return self.make(*args, **kwargs)
         rejit, plain = found
         return rejit(self.make(plain, *args[1:], **kwargs))
 
 
-def _step_in(function: Any) -> tuple[Callable[[Any], Any], Any] | None:
-    """Return what takes the jit of a sharded step, which a function is, as a method or a partial, too; and the same of
-    the plain step."""
+def _unwrap_step(function: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """Return the `rejit` of a sharded step and the plain step; None for other functions.
+
+    Methods and partials of a sharded step are unwrapped; the plain step is wrapped in the same way.
+    """
     if is_a(function, types.MethodType):
-        found = _step_in(function.__func__)
-        return None if found is None else (found[0], types.MethodType(found[1], function.__self__))
+        inner = _unwrap_step(function.__func__)
+        return None if inner is None else (inner[0], types.MethodType(inner[1], function.__self__))
     if is_a(function, functools.partial):
-        found = _step_in(function.func)
-        return (
-            None
-            if found is None
-            else (found[0], functools.partial(found[1], *function.args, **function.keywords))
-        )
+        inner = _unwrap_step(function.func)
+        return None if inner is None else (inner[0], functools.partial(inner[1], *function.args, **function.keywords))
     rejit = static_attribute(function, "rejit")
     return None if rejit is None else (rejit, function.__wrapped__)

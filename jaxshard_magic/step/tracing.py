@@ -1,4 +1,4 @@
-"""One call of a step traced: as it is, with its gradient calls captured, or as one of the mesh's devices has it."""
+"""Trace one call of a step: unchanged, with captured gradient calls, or as written for one device of the mesh."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -8,69 +8,77 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..code_locations import location_text
 from ..config.options import GradientOptions
 from ..config.request import Request
 from ..errors import ShardError
-from ..gradients.captures import Captures, Needs, Shapes
-from ..gradients.rewrite import has_gradients, with_plain_gradients
-from ..places import place
+from ..gradients.captures import Captures, CaptureShapes, NeededCaptures
+from ..gradients.rewrite import require_gradients, with_plain_gradients
 from ..plan import Finding
-from ..program.capture import capturing
-from ..program.escapes import with_escapes
-from ..program.hooks import Scan, scans_by, users_own
-from ..program.in_turn.found import may_be_in_turn
-from ..program.in_turn.side_by_side import NONE, Loops, experts_together
+from ..program.blocked_scan import scan_in_blocks
+from ..program.escapes import return_escaped_values
+from ..program.flatten_call import FlatCall, ResultStructure, shape_structs
+from ..program.gathered_weights import may_gather_weights, sort_gathered_products
+from ..program.gradient_calls import capture_vjp
+from ..program.hooks import Scan, hook_associative_scan, user_code
 from ..program.ir import Program
-from ..program.looked_up import lookups_sorted, may_look_up
-from ..program.mapped import Mapped, on_a_device
-from ..program.peel import Peeled, Result, specs
-from ..program.placements import kept_to
-from ..program.python_state import traced_as_each_call
-from ..program.scans import scan_in_blocks
-from ..program.settings import refuse_disabled
+from ..program.jax_settings import check_jit_enabled
+from ..program.per_device import DeviceMapping, device_trace_context
+from ..program.python_state import trace_without_side_effects
 from ..program.trace import Traced, Vjp, trace
-from ..program.untraceable import explained
-from ..strategies import spread, understand
+from ..program.trace_errors import explain_trace_errors
+from ..program.unrolled_experts.batch_unrolled_experts import NO_EXPERT_LOOPS, ExpertLoopLines, batch_unrolled_experts
+from ..program.unrolled_experts.detection import may_have_unrolled_experts
+from ..program.user_placements import drop_foreign_placements
+from ..strategies import find_facts, find_pmap_axes
 from ..strategies.positions import sequence_axes
 
-SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
-BY_SORTING = "experts-looked-up"  # and of matrices that tokens look up
-ONCE = "runs-once"  # and of what Python does in a step beside computing
+BATCHED_EXPERTS_CODE = "experts-together"  # code of the finding on batched loops over experts
+SORTED_LOOKUPS_CODE = "experts-looked-up"  # code of the finding on matrices that tokens look up
+RUNS_ONCE_CODE = "runs-once"  # code of the finding on side effects at tracing
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One call of a step as it was traced.
+    """Trace of one call of a step.
 
-    Args:
-        traced: the step; of one written for one device, what each does.
-        result: how its result is put together.
-        captured: the step with each gradient call as one equation; None where nothing rewrites them.
-        mapped: how it is spread over devices; None where it is written for whole arrays.
-        home: what takes the step's own placements on other devices out of a trace; None where they stay.
-        left_out: the lines of these.
-        loops: those over experts.
-        looked_up: the lines that look up a matrix for each token, which is sorted by them.
-        effects: what a step that is not jitted does when it is traced alone, in words with its line.
-        scans: how many associative scans it makes.
-        blocks: in how many blocks each of them runs; 1 for as JAX makes it.
+    Attributes:
+        traced: The step; for a step written for one device, the program of each device.
+        result: Recipe for the step's result from flat outputs.
+        captured: The step with each gradient call as one equation; None if nothing rewrites gradient calls.
+        mapped: Mapping over devices; None for a step on whole arrays.
+        home: Removes the step's own placements on other devices from a trace; None if they stay.
+        left_out: Lines of the removed placements.
+        loops: Loops over experts.
+        looked_up: Lines that look up a matrix for each token, rewritten to sorted tokens.
+        effects: Side effects of a step without jit, executed at tracing only, in words with their line.
+        scans: Number of associative scans.
+        blocks: Number of blocks of each associative scan; 1 for JAX's own form.
     """
 
     traced: Traced
-    result: Result
+    result: ResultStructure
     captured: Traced | None = None
-    mapped: Mapped | None = None
+    mapped: DeviceMapping | None = None
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
-    loops: Loops = NONE
+    loops: ExpertLoopLines = NO_EXPERT_LOOPS
     looked_up: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     scans: int = 0
     blocks: int = 1
 
-    def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
-        """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
-        home = partial(kept_to, mesh=mesh, whole=whole)
+    def on_mesh(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
+        """Return the call with its placements restricted to the devices of `mesh`.
+
+        Args:
+            mesh: Mesh of the step, or of one rank.
+            whole: Whether `mesh` is the mesh of the whole step.
+
+        Raises:
+            ShardError: The step has a `jax.shard_map` over other devices.
+        """
+        home = partial(drop_foreign_placements, mesh=mesh, covers_all_devices=whole)
         (traced, left_out), captured = home(self.traced), self.captured
         if captured is not None:
             captured, left_out = home(captured)
@@ -78,260 +86,317 @@ class TracedCall:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said of placements that are left out, and of loops over experts."""
-        found = tuple(Finding("experts-apart", "warning", f"{apart(why)}.") for why in self.loops.apart)
-        if self.loops.together:
+        """Findings on removed placements, loops over experts, looked-up matrices and side effects."""
+        collected = tuple(
+            Finding("experts-apart", "warning", f"{describe_sequential_loop(why)}.") for why in self.loops.obstacles
+        )
+        if self.loops.batched_lines:
             message = (
-                f"Experts that the step goes through one by one ({_some(self.loops.together)}) are worked on side by "
+                f"Experts that the step goes through one by one ({_some_lines(self.loops.batched_lines)}) "
+                "are worked on side by "
                 "side, on each device its own: the numbers are the loop's, but for the order in which a sum is rounded."
             )
-            found = (Finding(SIDE_BY_SIDE, "info", message), *found)
+            collected = (Finding(BATCHED_EXPERTS_CODE, "info", message), *collected)
         if self.looked_up:
             message = (
-                f"No token gets a copy of the matrix that it looks up ({_some(self.looked_up)}): tokens are sorted by "
+                f"No token gets a copy of the matrix that it looks up ({_some_lines(self.looked_up)}): "
+                "tokens are sorted by "
                 "their matrices, multiplied in groups (jax.lax.ragged_dot) and put back. The numbers are the step's, "
                 "but for how products are rounded."
             )
-            found = (Finding(BY_SORTING, "info", message), *found)
+            collected = (Finding(SORTED_LOOKUPS_CODE, "info", message), *collected)
         if self.effects:
             message = (
                 f"The step {'; '.join(self.effects)}: that is done when it is traced, and not in every call. "
                 "jax.debug.print prints in every call; time and write around the call."
             )
-            found = (Finding(ONCE, "info", message), *found)
+            collected = (Finding(RUNS_ONCE_CODE, "info", message), *collected)
         if not self.left_out:
-            return found
+            return collected
         lines = ", ".join(self.left_out)
         message = (
             f"The step says where arrays lie, on other devices than this strategy's ({lines}): that is left out, and "
             "the strategy places them."
         )
-        return (Finding("placements", "info", message), *found)
+        return (Finding("placements", "info", message), *collected)
 
 
-class Traces(dict[Hashable, TracedCall]):
-    """Calls of one step as they are traced, by their keys, for all who ask for it: several requests share a trace, and
-    `captures` says that some of them will want the gradient calls captured."""
+class TraceCache(dict[Hashable, TracedCall]):
+    """Traces of one step, by the key of the call, shared by several requests.
+
+    Args:
+        captures: Whether some requests will need captured gradient calls.
+    """
 
     def __init__(self, captures: bool = False):
         super().__init__()
         self.captures = captures
 
-    def of(self, peeled: Peeled, request: Request) -> TracedCall:
-        """The call traced, or as it was before under another request. Raises as `trace_call`."""
-        wanted, call = _captures(request), self.get(peeled.key)
-        if call is None or (wanted and call.captured is None):
-            call = self[peeled.key] = self._traced(peeled, request, wanted)
-        if not wanted:
+    def get_trace(self, flat_call: FlatCall, request: Request) -> TracedCall:
+        """Return the traced call, from an earlier request if possible. Raises the errors of `trace_call`."""
+        needs_captures, call = _needs_captures(request), self.get(flat_call.key)
+        if call is None or (needs_captures and call.captured is None):
+            call = self[flat_call.key] = self._trace(flat_call, request, needs_captures)
+        if not needs_captures:
             return replace(call, captured=None)
         assert call.captured is not None
-        has_gradients(call.captured, request.gradients)
+        require_gradients(call.captured, request.gradients)
         return call
 
-    def _traced(self, peeled: Peeled, request: Request, wanted: bool) -> TracedCall:
-        if self.captures and not wanted:
+    def _trace(self, flat_call: FlatCall, request: Request, captured: bool) -> TracedCall:
+        """Trace a call, with captured gradient calls if any request needs them and the step allows it."""
+        if self.captures and not captured:
             try:
-                return trace_call(peeled, request, captures=True)
-            except ShardError:  # of a call that may be traced as it is
+                return trace_call(flat_call, request, captures=True)
+            except ShardError:  # the call may be traceable without captures
                 pass
-        return trace_call(peeled, request)
+        return trace_call(flat_call, request)
 
 
-def _captures(request: Request) -> bool:
+def _needs_captures(request: Request) -> bool:
+    """Return whether a request needs captured gradient calls."""
     return request.gradients.rewrites or request.pipeline is not None or request.rings
 
 
-def trace_call(peeled: Peeled, request: Request, *, captures: bool = False, blocks: int = 1) -> TracedCall:
-    """Trace one call of a step, its gradient calls captured where the request rewrites them or has a pipeline, or
-    `captures` says so, its associative scans in `blocks`.
+def trace_call(flat_call: FlatCall, request: Request, *, captures: bool = False, blocks: int = 1) -> TracedCall:
+    """Trace one call of a step.
 
-    Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
+    Args:
+        flat_call: The call, with flat inputs.
+        request: Strategy, mesh and options.
+        captures: Capture gradient calls even if the request doesn't need them.
+        blocks: Number of blocks for associative scans.
+
+    Raises:
+        ShardError: JAX can't trace the step, or an option doesn't apply to the step.
     """
-    name, mapped, avals = peeled.step.name, None, specs(peeled.leaves)
-    refuse_disabled(name)
+    name, mapped, avals = flat_call.step.name, None, shape_structs(flat_call.leaves)
+    check_jit_enabled(name)
     if request.per_device:
-        _has_place(name, request.gradients)
-        mapped = spread(peeled, request)
-        avals = mapped.parts(avals)
-    elif peeled.step.pmap is not None:
+        _check_per_device_options(name, request.gradients)
+        mapped = find_pmap_axes(flat_call, request)
+        avals = mapped.local_avals(avals)
+    elif flat_call.step.pmap is not None:
         raise ShardError(
             f"{name} is decorated with jax.pmap, so that it is written for one device: use %%shard pmap, or take "
             "jax.pmap and its collectives out",
             fix="%%shard pmap",
         )
-    captured, scans = None, _Scans(blocks)
-    if captures or _captures(request):
-        captured, result = _traced(peeled, avals, mapped, capturing, scans)
-        has_gradients(captured, request.gradients)
+    captured, scans = None, _ScanHook(blocks)
+    if captures or _needs_captures(request):
+        captured, result = _trace_flat_call(flat_call, avals, mapped, capture_vjp, scans)
+        require_gradients(captured, request.gradients)
         traced = with_plain_gradients(captured, mapped)
     else:
-        traced, result = _traced(peeled, avals, mapped, scans=scans)
-    traced = traced if mapped is None else mapped.traced(traced, result)
-    state = peeled.state
-    effects = () if state is None else (f"{what} ({place(*where)})" for what, where in state.effects.items())
-    return TracedCall(
-        traced, result, captured, mapped, effects=tuple(effects), scans=scans.met, blocks=blocks
-    )
+        traced, result = _trace_flat_call(flat_call, avals, mapped, scans=scans)
+    traced = traced if mapped is None else mapped.per_device_trace(traced, result)
+    state = flat_call.state
+    effects = () if state is None else (f"{what} ({location_text(*where)})" for what, where in state.effects.items())
+    return TracedCall(traced, result, captured, mapped, effects=tuple(effects), scans=scans.count, blocks=blocks)
 
 
-class _Scans:
-    """Associative scans made in `blocks`; `met`: how many have been."""
+class _ScanHook:
+    """Hook that counts associative scans and makes each in blocks.
+
+    Args:
+        blocks: Number of blocks; 1 for JAX's own form.
+    """
 
     def __init__(self, blocks: int):
-        self.blocks, self.met = blocks, 0
+        self.blocks, self.count = blocks, 0
 
     def __call__(self, scan: Scan) -> Scan:
         def counted(*args: Any) -> Any:
-            self.met += 1
+            self.count += 1
             return scan(*args) if self.blocks == 1 else scan_in_blocks(scan, self.blocks, *args)
 
         return counted
 
 
-def scans_in_blocks(
-    peeled: Peeled, request: Request, call: TracedCall, metadata: Sequence[Any], *, whole: bool
+def with_blocked_scans(
+    flat_call: FlatCall, request: Request, call: TracedCall, metadata: Sequence[Any], *, whole: bool
 ) -> TracedCall:
-    """A `call` with as many blocks in each associative scan as positions are divided into, traced anew for that; itself
-    where no positions are divided or nothing is scanned. `whole`: as of `TracedCall.at_home`. Raises as `trace_call`
-    and `understand`."""
+    """Return the call with associative scans in as many blocks as the sequence has shards, traced again.
+
+    The call itself is returned if no sequence is sharded or nothing is scanned.
+
+    Args:
+        flat_call: The call, with flat inputs.
+        request: Strategy, mesh and options.
+        call: Traced call.
+        metadata: Metadata of the flat inputs.
+        whole: Whether the request's mesh is the mesh of the whole step.
+
+    Raises:
+        ShardError: The call can't be traced or analyzed.
+    """
     if "sp" not in request.axes or not call.scans:
         return call
-    facts = understand(call.traced, request, metadata)
+    facts = find_facts(call.traced, request, metadata)
     blocks = prod(request.mesh.shape[axis] for axis in sequence_axes(facts, request))
     captures = call.captured is not None
-    known, key = call.traced.known, ("scans in blocks", blocks, captures, request.mesh)
+    # The cache belongs to the trace, which several requests share.
+    known, key = call.traced.cache, ("scans in blocks", blocks, captures, request.mesh)
     if key not in known and blocks > 1:
-        again = trace_call(peeled, request, captures=captures, blocks=blocks)
-        known[key] = again.at_home(request.mesh, whole=whole)
+        again = trace_call(flat_call, request, captures=captures, blocks=blocks)
+        known[key] = again.on_mesh(request.mesh, whole=whole)
     return known.get(key, call)
 
 
-def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
-    """A `call` with the experts side by side that it goes through one by one, and with its tokens sorted by those that
-    they look up, traced anew where its gradients are taken already; itself where it does neither."""
+def with_batched_experts(flat_call: FlatCall, request: Request, call: TracedCall) -> TracedCall:
+    """Return the call with expert loops batched, and with tokens sorted by the matrices that they look up.
+
+    Traced again if gradients are taken already; the call itself is returned if neither rewrite applies.
+
+    Args:
+        flat_call: The call, with flat inputs.
+        request: Strategy, mesh and options.
+        call: Traced call.
+    """
     program = Program(call.traced.closed)
-    if not (may_be_in_turn(program) or may_look_up(program, range(len(program.avals)))):
+    if not (may_have_unrolled_experts(program) or may_gather_weights(program, range(len(program.avals)))):
         return call
-    known, key = call.traced.known, ("experts side by side", request.mesh)
+    known, key = call.traced.cache, ("experts side by side", request.mesh)
     if key not in known:
-        known[key] = _side_by_side(peeled, request, call)
-    found: TracedCall = known[key]
-    return found if _captures(request) else replace(found, captured=None)
+        known[key] = _batch_experts(flat_call, request, call)
+    batched: TracedCall = known[key]
+    return batched if _needs_captures(request) else replace(batched, captured=None)
 
 
-def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
+def _batch_experts(flat_call: FlatCall, request: Request, call: TracedCall) -> TracedCall:
+    """Rewrite expert loops and lookups in the step with captured gradient calls, and take gradients of the result."""
     captured, result, home = call.captured, call.result, call.home
     assert home is not None
     if captured is None:
         try:
-            captured, result = _traced(peeled, specs(peeled.leaves), None, capturing, _Scans(call.blocks))
-        except ShardError:  # it takes them where they can't be captured
+            captured, result = _trace_flat_call(
+                flat_call, shape_structs(flat_call.leaves), None, capture_vjp, _ScanHook(call.blocks)
+            )
+        except ShardError:  # the step takes gradients where they can't be captured
             return call
         captured, _ = home(captured)
-    together, loops = experts_together(captured)
-    by_sorting, looked_up = lookups_sorted(together or captured)
-    if (rewritten := by_sorting or together) is None:
+    batched, loops = batch_unrolled_experts(captured)
+    by_sorting, looked_up = sort_gathered_products(batched or captured)
+    if (rewritten := by_sorting or batched) is None:
         return replace(call, loops=loops)
 
     def with_experts(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
         traced, left_out = home(traced)
-        traced = experts_together(traced)[0] or traced
-        return lookups_sorted(traced)[0] or traced, left_out
+        traced = batch_unrolled_experts(traced)[0] or traced
+        return sort_gathered_products(traced)[0] or traced, left_out
 
     plain = with_plain_gradients(rewritten)
     return replace(
-        call,
-        traced=plain,
-        result=result,
-        captured=rewritten,
-        home=with_experts,
-        loops=loops,
-        looked_up=looked_up,
+        call, traced=plain, result=result, captured=rewritten, home=with_experts, loops=loops, looked_up=looked_up
     )
 
 
-def _some(lines: Sequence[str]) -> str:
+def _some_lines(lines: Sequence[str]) -> str:
+    """Return up to three lines, and the number of further lines."""
     more = len(lines) - 3
     return ", ".join(lines[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def apart(why: str) -> str:
-    """What is told of a loop whose experts stay one after the other."""
+def describe_sequential_loop(reason: str) -> str:
+    """Return a message on an expert loop that stays sequential."""
     return (
-        f"ep: {why}; have all of them do the same with matrices of their own and what all of them read, or stay with "
+        f"ep: {reason}; have all of them do the same with matrices of their own and what all of them "
+        "read, or stay with "
         "dp or fsdp"
     )
 
 
-def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:
-    """The step of `call` captured at the shapes of `needs` as well.
+def capture_at_sizes(flat_call: FlatCall, call: TracedCall, needs: NeededCaptures) -> Captures:
+    """Return the captures of a step, also at the batch sizes of `needs`.
 
-    Raises `ShardError` for a step that can't be traced for other numbers of examples.
+    Args:
+        flat_call: The call, with flat inputs.
+        call: Traced call, with captured gradient calls.
+        needs: Shapes to trace the step for.
+
+    Raises:
+        ShardError: The step can't be traced for another number of examples.
     """
     assert call.captured is not None
     padded, part = (
-        None if shapes is None else _captured_at(peeled, shapes, call)
-        for shapes in (needs.padded, needs.part)
+        None if shapes is None else _capture_at_size(flat_call, shapes, call) for shapes in (needs.padded, needs.part)
     )
 
     def twice() -> tuple[Traced, Traced]:
-        small, large = (_captured_at(peeled, shapes, call) for shapes in needs.twice)
+        small, large = (_capture_at_size(flat_call, shapes, call) for shapes in needs.at_two)
         return small, large
 
-    return Captures(call.captured, needs, padded, part, call.mapped, twice if needs.twice else None)
+    return Captures(call.captured, needs, padded, part, call.mapped, twice if needs.at_two else None)
 
 
-def _captured_at(peeled: Peeled, shapes: Shapes, call: TracedCall) -> Traced:
+def _capture_at_size(flat_call: FlatCall, shapes: CaptureShapes, call: TracedCall) -> Traced:
+    """Return the step with captured gradient calls, traced for other shapes."""
     try:
-        captured = captured_at(peeled, shapes.avals, call.mapped, call.blocks)
+        captured = capture_gradients(flat_call, shapes.avals, call.mapped, call.blocks)
         return captured if call.home is None else call.home(captured)[0]
     except ShardError:
         raise
-    except Exception as error:  # whatever the user's code does where it slices or divides by other sizes
+    except Exception as error:  # user code may fail in any way at other sizes
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ShardError(
-            f"the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: {why}; take its "
+            f"the step can't be traced for {shapes.examples} examples in the place of "
+            f"{shapes.batch_size}: {why}; take its "
             "sizes from the arrays' shapes",
             option=shapes.option,
         ) from error
 
 
-def captured_at(
-    peeled: Peeled, avals: Sequence[Any], mapped: Mapped | None = None, blocks: int = 1
+def capture_gradients(
+    flat_call: FlatCall, avals: Sequence[Any], mapped: DeviceMapping | None = None, blocks: int = 1
 ) -> Traced:
-    """The step with each gradient call as one equation, for flat arguments of these shapes, its associative scans in
-    `blocks`. Raises as the step does."""
-    return _traced(peeled, avals, mapped, capturing, _Scans(blocks))[0]
+    """Return the step with each gradient call as one equation, traced for flat arguments of the given avals.
+
+    Args:
+        flat_call: The call, with flat inputs.
+        avals: Avals of the flat arguments.
+        mapped: Mapping over devices; None for a step on whole arrays.
+        blocks: Number of blocks for associative scans.
+    """
+    return _trace_flat_call(flat_call, avals, mapped, capture_vjp, _ScanHook(blocks))[0]
 
 
-def _traced(
-    peeled: Peeled,
+def _trace_flat_call(
+    flat_call: FlatCall,
     avals: Sequence[Any],
-    mapped: Mapped | None,
-    seen: Callable[[Vjp], Vjp] | None = None,
+    mapped: DeviceMapping | None,
+    wrap_vjp: Callable[[Vjp], Vjp] | None = None,
     scans: Callable[[Scan], Scan] = lambda scan: scan,
-) -> tuple[Traced, Result]:
-    name, paths = peeled.step.name, [path for path, _, _ in peeled.inputs]
-    calls, results = [peeled], list[Result]()
+) -> tuple[Traced, ResultStructure]:
+    """Trace a flat call.
+
+    Args:
+        flat_call: The call, with flat inputs.
+        avals: Avals of the flat arguments.
+        mapped: Mapping over devices; None for a step on whole arrays.
+        wrap_vjp: Replaces the step's calls of vjp; None to leave them.
+        scans: Replaces associative scans.
+    """
+    name, paths = flat_call.step.name, [path for path, _, _ in flat_call.inputs]
+    calls, results = [flat_call], list[ResultStructure]()
 
     def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
-        outs, out_paths, result = calls[0].fun(*leaves)
+        outs, out_paths, result = calls[0].flat_function(*leaves)
         results.append(result)
         return outs, out_paths
 
-    def once() -> Traced:
-        with explained(name), on_a_device(mapped), users_own(), scans_by(scans):
-            return with_escapes(trace(fun, avals, paths, seen))
+    def trace_once() -> Traced:
+        with explain_trace_errors(name), device_trace_context(mapped), user_code(), hook_associative_scan(scans):
+            return return_escaped_values(trace(fun, avals, paths, wrap_vjp))
 
     try:
-        return traced_as_each_call(once, peeled.state, name), results[-1]
+        return trace_without_side_effects(trace_once, flat_call.state, name), results[-1]
     finally:
-        # an error that is kept keeps the functions of its traceback, and what they close over: no arrays of the call
+        # A kept exception keeps the frames of its traceback and their closures: these must not hold the call's arrays.
         calls.clear()
 
 
-def _has_place(name: str, options: GradientOptions) -> None:
-    """Refuse the options that a step written for one device leaves no choice in."""
+def _check_per_device_options(name: str, options: GradientOptions) -> None:
+    """Raise ShardError for gradient options without effect on a step written for one device."""
     reduces = [f"--{k.replace('_', '-')} {v}" for k, v in options.given.items() if k.startswith("reduce")]
     if reduces:
         raise ShardError(

@@ -1,5 +1,5 @@
-"""Strategies: what is understood of a step, and what is asked of it -> where every array goes, and why."""
+"""Sharding strategies: turn the facts about a step and a request into a plan, a spec and a reason for each array."""
 
-from .compose import plan as plan
-from .spread import spread as spread
-from .understand import understand as understand
+from .planner import plan as plan
+from .pmap_axes import find_pmap_axes as find_pmap_axes
+from .step_facts import find_facts as find_facts

@@ -1,134 +1,152 @@
-"""A device's memory that a step takes under a layout, estimated from the traced step before anything is compiled.
+"""Estimate of a step's memory on one device under a layout, from the traced step, before compilation.
 
-Arrays at rest are exact. Of what lies in between, the compiler fuses what it computes element by element into what
-reads it, and keeps what products, lookups, sums and loops make until their last reader. It may do better by computing
-again, and worse by another order.
+Inputs and outputs are exact. In between, elementwise results are assumed fused into their readers; results of products,
+lookups, sums and loops are assumed alive until their last reader. The compiler may use less by recomputation, and more
+by another order of execution.
 """
 
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, replace
 
-from ..program.ir import Equation, Scope, Value
+from ..program.ir import Equation, SubJaxpr, Value
 from ..program.primitives import scan_counts
-from .hold import Hold
 from .regions import Region
+from .sharded_lowering import ShardedLowering
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device: `arrays`, all that go in, and come out without taking the place of one that went in;
-    `between`, the most that lies there meanwhile."""
+    """Bytes on one device.
+
+    Attributes:
+        arrays: All inputs, and the outputs that do not reuse a donated input.
+        temporaries: Most bytes of temporaries alive at once.
+    """
 
     arrays: int
-    between: int
+    temporaries: int
 
     @property
     def peak(self) -> int:
-        return self.arrays + self.between
+        return self.arrays + self.temporaries
 
 
-def footprint(hold: Hold, donated: Collection[int] = ()) -> Footprint:
-    """The bytes of a step as `hold` emits it. `donated`: inputs, by number, whose memory an output takes over."""
-    return _Estimate(hold).whole(donated)
+def footprint(lowering: ShardedLowering, donated: Collection[int] = ()) -> Footprint:
+    """Return the bytes on one device of a step as `lowering` emits it.
+
+    Args:
+        lowering: The lowering of the step.
+        donated: Inputs, by number, with memory reused by outputs.
+    """
+    return _Estimate(lowering).step_footprint(donated)
 
 
 def footprint_of_part(
-    hold: Hold, equations: Container[int], known: Collection[Value], results: Collection[Value]
+    lowering: ShardedLowering, equations: Container[int], known: Collection[Value], results: Collection[Value]
 ) -> int:
-    """The bytes on one device that a part of a step takes beside its arguments, as a program of its own.
+    """Return the bytes on one device that part of a step takes besides its arguments, as a separate program.
 
     Args:
-        hold: the whole step.
-        equations: those of the top level that the part runs, by index.
-        known: values that are given to it, beside inputs of the step.
-        results: values that it hands on.
+        lowering: The lowering of the whole step.
+        equations: Top-level equations of the part, by index.
+        known: Values given to the part, besides inputs of the step.
+        results: Values returned by the part.
     """
-    return _Estimate(hold).part(equations, known, results)
+    return _Estimate(lowering).part_bytes(equations, known, results)
 
 
 class _Estimate:
-    def __init__(self, hold: Hold):
-        self._hold, self._layout, self._program = hold, hold.layout, hold.program
-        self._used = self._layout.flow.used
-        self._kept: dict[int, bool] = {}
+    def __init__(self, lowering: ShardedLowering):
+        self._lowering, self._layout, self._program = lowering, lowering.layout, lowering.program
+        self._used = self._layout.flow.live_values
+        self._is_materialized_by_index: dict[int, bool] = {}
 
-    def whole(self, donated: Collection[int]) -> Footprint:
-        """What comes out takes the place of what it was made from: gradients wait for all of it, or it for them."""
+    def step_footprint(self, donated: Collection[int]) -> Footprint:
+        """Estimate peak bytes; donated inputs are reused by outputs, and no gradient buffer overlaps them."""
         program = self._program
         outs = {v for v in program.outputs if v is not None} - {*program.inputs}
-        given = sum(self._bytes(program.inputs[i]) for i in donated)
-        added = max(0, sum(map(self._bytes, outs)) - given)
-        gathered = 2 * self._largest_gathered(program.equations)  # one in use, the next on its way
-        between = self._peak(program.top, outs) + gathered
-        return Footprint(sum(map(self._bytes, program.inputs)) + added, max(0, between - added))
+        donated_bytes = sum(self._bytes(program.inputs[i]) for i in donated)
+        new_output_bytes = max(0, sum(map(self._bytes, outs)) - donated_bytes)
+        # Two weights at a time: XLA gathers the next one while one is in use.
+        gathered = 2 * self._largest_gathered(program.equations)
+        between = self._peak_bytes(program.top, outs) + gathered
+        # Outputs take the place of the temporaries that they are made of.
+        return Footprint(sum(map(self._bytes, program.inputs)) + new_output_bytes, max(0, between - new_output_bytes))
 
-    def part(self, equations: Container[int], known: Collection[Value], results: Collection[Value]) -> int:
+    def part_bytes(self, equations: Container[int], known: Collection[Value], results: Collection[Value]) -> int:
         top = self._program.top
         chosen = replace(top, equations=[e for e in top.equations if e.index in equations])
         outs = {*results} - {*known, *self._program.inputs}
-        between = self._peak(chosen, outs) + 2 * self._largest_gathered(chosen.walk())
+        between = self._peak_bytes(chosen, outs) + 2 * self._largest_gathered(chosen.walk())
         return sum(map(self._bytes, outs)) + between
 
     def _largest_gathered(self, equations: Iterable[Equation]) -> int:
-        """Bytes of the largest weight as it lies where it is used, of those that are gathered for that."""
-        layout, most = self._layout, 0
+        """Return the bytes, under its compute spec, of the largest weight gathered for an equation."""
+        layout, largest = self._layout, 0
         for e in equations:
-            if not e.doors and layout.storage.batchy_equation(e):
-                for v in e.ins:
-                    if v is not None and not layout.batchy(v) and self._hold.gathers(v):
-                        most = max(most, layout.bytes_of(v, layout.in_use(v)))
-        return most
+            if not e.bodies and layout.storage.touches_batch(e):
+                for v in e.operands:
+                    if v is not None and not layout.is_activation(v) and self._lowering.gather_axes(v):
+                        largest = max(largest, layout.shard_bytes(v, layout.compute_spec(v)))
+        return largest
 
-    def _peak(self, scope: Scope, outs: Collection[Value]) -> int:
-        """The most bytes that values of a scope take together, beside what goes in and comes out of it."""
-        roots: dict[Value, frozenset[Value]] = {}
-        last: dict[Value, int] = {}
-        kept = []
+    def _peak_bytes(self, scope: SubJaxpr, outs: Collection[Value]) -> int:
+        """Return the most bytes that values of a scope take at once, besides its inputs and outputs."""
+        materialized_sources: dict[Value, frozenset[Value]] = {}
+        last_reader: dict[Value, int] = {}
+        materialized = []
         for e in scope.equations:
-            read = frozenset[Value]().union(*(roots.get(v, ()) for v in e.ins if v is not None))
-            if self._used.isdisjoint(e.outs) and not e.doors:
+            read = frozenset[Value]().union(*(materialized_sources.get(v, ()) for v in e.operands if v is not None))
+            # Dead code, which XLA drops.
+            if self._used.isdisjoint(e.results) and not e.bodies:
                 continue
-            if self._is_kept(e):
-                roots |= {v: frozenset([v]) for v in e.outs}
-                last |= dict.fromkeys(read, len(kept))
-                kept.append(e)
+            if self._is_materialized(e):
+                materialized_sources |= {v: frozenset([v]) for v in e.results}
+                last_reader |= dict.fromkeys(read, len(materialized))
+                materialized.append(e)
             else:
-                roots |= dict.fromkeys(e.outs, read)
+                # Fused into its readers: it takes no memory itself, but the values that it is made of stay alive for
+                # it.
+                materialized_sources |= dict.fromkeys(e.results, read)
         for v in outs:
-            last |= dict.fromkeys(roots.get(v, ()), len(kept))
-        ends: dict[int, list[Value]] = {}
-        now = most = 0
-        for at, e in enumerate(kept):
-            born = [v for v in e.outs if v in last and v not in outs]
-            now += sum(map(self._bytes, born))
-            most = max(most, now + self._held(e, self._hold.regions_of(e)))
-            for v in born:
-                ends.setdefault(last[v], []).append(v)
-            now -= sum(map(self._bytes, ends.pop(at, ())))
-        return most
+            last_reader |= dict.fromkeys(materialized_sources.get(v, ()), len(materialized))
+        freed_after: dict[int, list[Value]] = {}
+        live_bytes = peak = 0
+        for position, e in enumerate(materialized):
+            new_values = [v for v in e.results if v in last_reader and v not in outs]
+            live_bytes += sum(map(self._bytes, new_values))
+            peak = max(peak, live_bytes + self._running_bytes(e, self._lowering.regions_of(e)))
+            for v in new_values:
+                freed_after.setdefault(last_reader[v], []).append(v)
+            live_bytes -= sum(map(self._bytes, freed_after.pop(position, ())))
+        return peak
 
-    def _held(self, e: Equation, regions: tuple[Region, ...]) -> int:
-        """What an equation takes while it runs, beside what goes in and comes out of it."""
+    def _running_bytes(self, e: Equation, regions: tuple[Region, ...]) -> int:
+        """Return the bytes that `e` takes while running, besides its operands and results."""
         if regions:
-            return regions[0].held(e, lambda: self._held(e, regions[1:]))
-        return max((self._trip(e, door.scope) for door in e.doors), default=0)
+            return regions[0].scratch_bytes(e, lambda: self._running_bytes(e, regions[1:]))
+        return max((self._body_bytes(e, body.sub_jaxpr) for body in e.bodies), default=0)
 
-    def _trip(self, e: Equation, scope: Scope) -> int:
-        """What one run of a body takes: its own values and, in a loop, its slices of what is stacked."""
-        outs = {v for v in scope.outs if v is not None}
-        inside = self._peak(scope, outs)
+    def _body_bytes(self, e: Equation, scope: SubJaxpr) -> int:
+        """Return the bytes of one run of a body: its own values and, in a scan, its slices of stacked operands and
+        results."""
+        outs = {v for v in scope.outputs if v is not None}
+        inside = self._peak_bytes(scope, outs)
         if not e.is_scan:
             return inside
-        n, k = scan_counts(e.params)
-        slices = (*scope.ins[n + k :], *(v for v in scope.outs[k:] if v is not None))
+        const_count, carry_count = scan_counts(e.params)
+        slices = (
+            *scope.inputs[const_count + carry_count :],
+            *(v for v in scope.outputs[carry_count:] if v is not None),
+        )
         return inside + sum(map(self._bytes, slices))
 
-    def _is_kept(self, e: Equation) -> bool:
-        if e.index not in self._kept:
-            inner = (i for door in e.doors for i in door.scope.equations)
-            self._kept[e.index] = e.primitive.kept or any(map(self._is_kept, inner))
-        return self._kept[e.index]
+    def _is_materialized(self, e: Equation) -> bool:
+        if e.index not in self._is_materialized_by_index:
+            inner = (i for body in e.bodies for i in body.sub_jaxpr.equations)
+            self._is_materialized_by_index[e.index] = e.primitive.materialized or any(map(self._is_materialized, inner))
+        return self._is_materialized_by_index[e.index]
 
     def _bytes(self, v: Value) -> int:
         layout = self._layout
-        return layout.bytes_of(v, layout.active(v) if layout.batchy(v) else layout.at_rest(v))
+        return layout.shard_bytes(v, layout.activation_spec(v) if layout.is_activation(v) else layout.stored_spec(v))

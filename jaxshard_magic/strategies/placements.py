@@ -1,4 +1,4 @@
-"""What the user says about placement: specs of arguments, rules by path, the model's own Flax metadata."""
+"""Placement by the user: specs of arguments, rules by path, and the model's own Flax metadata."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -7,109 +7,123 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..config.request import Request
 from ..config.strategies import job_of
-from ..errors import ShardError, none_of, one_of
+from ..errors import ShardError, list_names, unknown_name
 from ..program.roles import OPTIMIZER
 from ..program.trace import Traced, is_closed_over, path_name
-from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
-from .layout import Axes, Layout, Spec, partition_spec, spec_of
+from ..specs import RequestedSpec, check_rules, format_spec, match_rules, validate_spec
+from .layout import Axes, Layout, Spec, from_partition_spec, partition_spec
 
 
-def placements(
-    traced: Traced, request: Request, metadata: Sequence[Any] = (), padded: Container[str] = ()
-) -> dict[int, Placement]:
-    """Where the user wants inputs; a spec of an argument beats a rule, a rule beats metadata.
+def find_placements(
+    traced: Traced, request: Request, metadata: Sequence[Any] = (), uneven_axes: Container[str] = ()
+) -> dict[int, RequestedSpec]:
+    """Return the user's placement of each input; a spec of an argument beats a rule, a rule beats metadata.
 
     Args:
-        traced: the step.
-        request: has the specs and the rules.
-        metadata: the Flax partitioning, or None, of each of the last inputs, which only `spmd` follows.
-        padded: the mesh axes over which a dimension may be uneven, since rows will be added to it.
+        traced: The step.
+        request: Source of the specs and rules.
+        metadata: Flax partitioning, or None, of each of the last inputs; used by `spmd` only.
+        uneven_axes: Mesh axes over which a dimension may be uneven, since rows are padded later.
 
-    Raises `ShardError` for a name or rule that matches nothing, and for a spec that does not fit its array.
+    Returns:
+        Placements by input index; inputs without one are absent.
+
+    Raises:
+        ShardError: A name or rule matches nothing, or a spec does not fit its array.
     """
     mesh, rules = request.mesh, request.rules
     names = [path_name(p) for p in traced.in_paths]
-    placed: dict[int, Placement] = {}
+    placed: dict[int, RequestedSpec] = {}
+    # In order of precedence, the weakest first: a later entry replaces an earlier one.
     for i, noted in enumerate(metadata, len(names) - len(metadata)):
         if noted is not None and request.compiler_decides:
-            spec = _known_axes(noted, mesh)
-            placed[i] = Placement(_of(traced, i, spec, mesh, names[i], padded), "the model's own metadata")
+            spec = _mesh_spec(noted, mesh)
+            placed[i] = RequestedSpec(
+                _validated_spec(traced, i, spec, mesh, names[i], uneven_axes), "the model's own metadata"
+            )
     for i, name in enumerate(names):
         rule = match_rules(rules, name)
         if rule is not None:
             pattern, spec = rule
-            placed[i] = Placement(
-                _of(traced, i, spec, mesh, names[i], padded), f"rule {pattern}={format_spec(spec)}"
+            placed[i] = RequestedSpec(
+                _validated_spec(traced, i, spec, mesh, names[i], uneven_axes), f"rule {pattern}={format_spec(spec)}"
             )
     check_rules(rules, names)
     for name, spec in request.specs.items():
-        for i in _fitting(name, names, traced, spec):
-            placed[i] = Placement(
-                _of(traced, i, spec, mesh, names[i], padded), f"given {name}={format_spec(spec)}"
+        for i in _inputs_for_spec(name, names, traced, spec):
+            placed[i] = RequestedSpec(
+                _validated_spec(traced, i, spec, mesh, names[i], uneven_axes), f"given {name}={format_spec(spec)}"
             )
     return placed
 
 
-def dims_over(
-    axes: Axes, placed: Mapping[int, Placement], data: frozenset[int]
-) -> dict[int, tuple[int, ...]]:
-    """Of each input in `data` the dimensions that the user wants over any of these mesh axes."""
-    dims = {
-        i: tuple(d for d, over in enumerate(placed[i].spec) if set(over) & set(axes))
-        for i in data & placed.keys()
-    }
+def placed_dims(axes: Axes, placed: Mapping[int, RequestedSpec], data: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    """Return the dimensions of each input in `data` that the user placed on any of `axes`; other inputs are absent."""
+    dims = {i: tuple(d for d, over in enumerate(placed[i].spec) if set(over) & set(axes)) for i in data & placed.keys()}
     return {i: named for i, named in dims.items() if named}
 
 
-def apply_placements(layout: Layout, placed: Mapping[int, Placement]) -> None:
-    """Fix the storage of what the user placed, and divide what lies over tensor axes inside the step as well.
+def apply_placements(layout: Layout, placed: Mapping[int, RequestedSpec]) -> None:
+    """Fix the stored specs of the inputs placed by the user.
 
-    Moments and gradients follow their parameter; a moment that is placed is placed alone.
+    Dimensions placed on tensor axes stay sharded in compute as well. Optimizer moments and gradients follow their
+    parameter; a placed moment affects nothing else.
     """
-    for i, g in placed.items():
+    for i, placement in placed.items():
         value = layout.program.inputs[i]
-        if i not in layout.roles.stored:
+        if i not in layout.roles.storage_order:
             continue
-        if layout.roles.of[i] == OPTIMIZER:
-            layout.alone[value] = g
-            layout.why[i].append(g.source)
+        if layout.roles.by_input[i] == OPTIMIZER:
+            # Moments share the storage classes of their parameter, which a placed moment must not move.
+            layout.state_placements[value] = placement
+            layout.reasons[i].append(placement.source)
             continue
-        for d, (c, axes) in enumerate(zip(layout.storage.of(value), g.spec, strict=True)):
-            layout.stored[c] = axes
-            layout.fixed[c] = g.source
+        for d, (c, axes) in enumerate(zip(layout.storage.classes_of(value), placement.spec, strict=True)):
+            layout.storage_class_axes[c] = axes
+            layout.placement_sources[c] = placement.source
             tensor = tuple(a for a in axes if a in layout.mesh.axis_names and job_of(a) == "tensor")
-            if tensor and d < len(g.spec):
-                layout.tensor[layout.dims.of(value)[d]] = tensor
-        layout.why[i].append(g.source)
+            if tensor and d < len(placement.spec):
+                layout.tensor_class_axes[layout.dims.classes_of(value)[d]] = tensor
+        layout.reasons[i].append(placement.source)
 
 
-def _of(traced: Traced, i: int, spec: PartitionSpec, mesh: Mesh, name: str, padded: Container[str]) -> Spec:
+def _validated_spec(
+    traced: Traced, i: int, spec: PartitionSpec, mesh: Mesh, name: str, uneven_axes: Container[str]
+) -> Spec:
+    """Validate a spec for input `i` and return it with an entry for each dimension."""
     shape = traced.closed.in_avals[i].shape
-    validate_spec(spec, shape, mesh, name, padded)
-    return spec_of(spec) + [()] * (len(shape) - len(spec))
+    validate_spec(spec, shape, mesh, name, uneven_axes)
+    return from_partition_spec(spec) + [()] * (len(shape) - len(spec))
 
 
-def _known_axes(noted: Any, mesh: Mesh) -> PartitionSpec:
-    """Metadata may use logical names; those that are no axis of this mesh say nothing here."""
-    return partition_spec([tuple(a for a in axes if a in mesh.axis_names) for axes in spec_of(noted)])
+def _mesh_spec(metadata_spec: Any, mesh: Mesh) -> PartitionSpec:
+    """Return a metadata spec without logical names, which are no axes of this mesh."""
+    return partition_spec(
+        [tuple(a for a in axes if a in mesh.axis_names) for axes in from_partition_spec(metadata_spec)]
+    )
 
 
-def under(name: str, names: Sequence[str]) -> list[int]:
-    """The inputs, by their `names`, that a spec of `name` is for: that one, and all below.
+def inputs_under(name: str, names: Sequence[str]) -> list[int]:
+    """Return the inputs named `name` or below `name`.
 
-    Raises ShardError where there is none.
+    Raises:
+        ShardError: There is none.
     """
     found = [i for i, n in enumerate(names) if n == name or n.startswith(f"{name}.")]
     if not found:
         arguments = list(dict.fromkeys(n.split(".")[0] for n in names if not is_closed_over(n)))
-        they_are = f"the step's arguments are {one_of(arguments)}"
-        raise ShardError(none_of(f"--spec names '{name}'", name, arguments, they_are))
+        they_are = f"the step's arguments are {list_names(arguments)}"
+        raise ShardError(unknown_name(f"--spec names '{name}'", name, arguments, they_are))
     return found
 
 
-def _fitting(name: str, names: Sequence[str], traced: Traced, spec: PartitionSpec) -> list[int]:
-    """Those of `under` that have all dimensions of `spec`; all, where none has or the name is one input's."""
-    found = under(name, names)
+def _inputs_for_spec(name: str, names: Sequence[str], traced: Traced, spec: PartitionSpec) -> list[int]:
+    """Return the inputs of `inputs_under` with at least as many dimensions as `spec`.
+
+    All are returned where none has that many, or where the name is that of one input.
+    """
+    found = inputs_under(name, names)
     whole = found == [names.index(name)] if name in names else False
     fitting = [i for i in found if len(traced.closed.in_avals[i].shape) >= len(spec)]
+    # Inputs with too few dimensions are left to `validate_spec`, which raises, where the name can mean no others.
     return found if whole or not fitting else fitting

@@ -1,4 +1,4 @@
-"""The compiling process of this one: started when it is first needed, stopped when the wait for it ends."""
+"""Process that compiles for this one: started on first use, killed when the wait for an answer ends early."""
 
 import atexit
 import os
@@ -17,36 +17,38 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ..compile_wait import TICK_S, tick
 from ..errors import ShardError
-from ..meanwhile import TICK_S, tick
-from ..temporary import Held, Unfinished
-from .built import Built
-from .worker import IDLE_S, Failed, Job
+from ..temporary import AcquiredLock, UndoUnlessFinished
+from .compile_result import CompileResult
+from .worker import IDLE_S, CompileRequest, CompilerRefusal
 
 LIMIT_S = 1800.0
-_START = "from jaxshard_magic.targets.worker import main; main()"  # as __main__, its classes would be others than ours
+# Imported, not run with -m: as `__main__`, the module's classes would be others than those that this process unpickles.
+_START = "from jaxshard_magic.targets.worker import main; main()"
 _CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages|@ +0x|\*\*\* |=== |\S+\.cc:\d+$")
 _FATAL = re.compile(r"F\d{4} |Fatal|terminate called|\w*(Error|Exception)\b")
 _MOST = 300  # characters of a compiler's last words
-_SMALLER = (
-    ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
-)
+_SMALLER = ". A step that scans over its layers is a smaller program; another slice or another --remat may do, too"
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
-# Whether what this thread has compiled is no longer wanted; looked at while it waits.
+# Returns whether the program that this thread waits for is no longer wanted; called during the wait.
 given_up: ContextVar[Callable[[], bool]] = ContextVar("given_up", default=lambda: False)
 
 
 class CompilerFailed(ShardError):
-    """The compiler's process came to an end without an answer, or had to be stopped at its limit."""
+    """Error: the compiler's process ended without an answer, or was stopped at the time limit."""
 
 
 class Compiler:
-    """A process of its own with one kind of compiler, under `environment`.
+    """Process of its own with one kind of compiler.
 
-    It is idle most of the time, and ends by itself after `idle_s` seconds of that; then the next job starts another
-    one.
+    The process ends by itself when it has been idle for long; the next job starts a new one.
+
+    Args:
+        environment: Environment variables of the process, besides those of this one.
+        idle_s: Seconds without a job until the process ends.
     """
 
     def __init__(self, environment: Mapping[str, str], idle_s: float = IDLE_S):
@@ -54,49 +56,59 @@ class Compiler:
         self.idle_s = idle_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._lifeline: Any = None  # a file; the process ends when it is closed
+        self._lifeline: Any = None  # write end of a pipe; the process ends when it is closed
         self._log: Any = None
-        self._asked: Mapping[str, Any] | Job | None = None  # what it still has to answer
+        self._asked: Mapping[str, Any] | CompileRequest | None = None  # job or topology without an answer yet
         self._lock = threading.RLock()
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
+        """Id of the process; None if there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def ready(self, topology: Mapping[str, Any]) -> None:
-        """Start the process and let it load its compiler meanwhile."""
-        with Held(self._lock):
+    def preload(self, topology: Mapping[str, Any]) -> None:
+        """Start the process and have it load its compiler in the meantime.
+
+        Args:
+            topology: Arguments for `get_topology_desc`.
+        """
+        with AcquiredLock(self._lock):
             if not self._alive():
-                with Unfinished(self.stop) as work:
+                with UndoUnlessFinished(self.stop) as work:
                     self._start()
                     self._send(dict(topology))
-                    work.finished()
+                    work.mark_finished()
 
-    def compile(self, job: Job, limit_s: float = LIMIT_S) -> Built | Failed:
-        """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good; so it is
-        once `given_up` says that nobody wants the answer.
+    def compile(self, job: CompileRequest, limit_s: float = LIMIT_S) -> CompileResult | CompilerRefusal:
+        """Compile a program.
 
-        Raises `CompilerFailed` at the limit and where the process ends by itself, `ShardError` where it is given up.
+        An interrupt ends the process for good, and so do `limit_s` seconds and a `given_up` that returns true.
+
+        Returns:
+            The compiled program, or the message of a compiler that refuses.
+
+        Raises:
+            CompilerFailed: The limit is reached, or the process ends by itself.
+            ShardError: `given_up` returned true.
         """
-        with Held(self._lock):
+        with AcquiredLock(self._lock):
             alive = self._alive()
-            with Unfinished(self.stop) as work:
+            with UndoUnlessFinished(self.stop) as work:
                 if not alive:
                     self._start()
-                if self._asked is not None:  # whether it is ready
+                if self._asked is not None:  # by `preload`
                     self._answer(limit_s)
                 self._send(job)
                 answer = self._answer(limit_s)
-                work.finished()
+                work.mark_finished()
                 return answer
 
     def stop(self) -> None:
-        """End the process now, whatever it does."""
+        """Kill the process, even at work."""
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, as ptxas, with it
+                os.killpg(process.pid, signal.SIGKILL)  # the group: also processes that it started, such as ptxas
             process.wait()
         for file in (self._connection, self._lifeline, self._log):
             if file is not None and not file.closed:
@@ -105,19 +117,22 @@ class Compiler:
         self._process = self._asked = None
 
     def _alive(self) -> bool:
+        """Return whether the process runs and has no unanswered job; stop a process that has one."""
         if self._process is None:
             return False
-        if isinstance(self._asked, Job) or self._process.poll() is not None:
-            self.stop()  # what nobody waited for would be taken for the answer to the next job
+        if isinstance(self._asked, CompileRequest) or self._process.poll() is not None:
+            self.stop()  # its late answer would be taken for the answer to the next job
         return self._process is not None
 
     def _start(self) -> None:
-        self.stop()  # what an interrupt has left of one that was not started
+        """Start the process with a pipe for jobs, and a second one that tells it when this process ends."""
+        self.stop()  # closes what an interrupted start left open
         self._connection, theirs = Pipe()
         read, lifeline = os.pipe()
         self._lifeline = os.fdopen(lifeline, "wb")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         paths = os.pathsep.join(p for p in (_ROOT, os.environ.get("PYTHONPATH")) if p)
+        # An attached accelerator belongs to this process: JAX in the other one starts on the CPU.
         environment = {**os.environ, **self.environment, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
         with theirs, os.fdopen(read, "rb"):
             given = theirs.fileno(), read, self.idle_s
@@ -128,11 +143,12 @@ class Compiler:
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=(theirs.fileno(), read),
-                start_new_session=True,  # Ctrl-C in a terminal is for the process that waits
+                start_new_session=True,  # otherwise Ctrl-C in a terminal reaches this process as well
             )
         atexit.register(self.stop)
 
     def _send(self, what: Any) -> None:
+        """Send a job or a topology. Raises ShardError if the process has ended."""
         assert self._connection is not None
         self._asked = what
         try:
@@ -141,10 +157,11 @@ class Compiler:
             raise self._ended() from error
 
     def _answer(self, limit_s: float) -> Any:
+        """Wait for the answer. Raises ShardError at the limit, when given up, and if the process ends."""
         assert self._connection is not None
         until = time.monotonic() + limit_s
         try:
-            while not self._connection.poll(TICK_S):  # between which an interrupt is heard
+            while not self._connection.poll(TICK_S):  # short waits: interrupts are handled in between
                 tick()
                 if given_up.get()():
                     raise ShardError("the compiler was stopped: nobody waits for its answer any more")
@@ -160,17 +177,19 @@ class Compiler:
             raise self._ended() from error
 
     def _ended(self) -> ShardError:
+        """Return the error for a process that has ended."""
         if self._process is None:
             return ShardError("the compiler was stopped before it had finished")
         self._log.seek(0)
         last = _last_words(self._log.read().decode(errors="replace"))
         said, code = f"; its last words: {last}" if last else "", self._process.wait()
-        smaller = _SMALLER if code < 0 else ""  # by a signal, at work
-        return CompilerFailed(f"the compiler's process ended {_way_of(code)}{said}{smaller}")
+        smaller = _SMALLER if code < 0 else ""  # negative: killed by a signal, while it compiled
+        return CompilerFailed(f"the compiler's process ended {_describe_exit(code)}{said}{smaller}")
 
 
 def _last_words(log: str) -> str:
-    r"""The line of a log that says what went wrong: the last fatal one, else the last that is no chatter nor a frame.
+    r"""Return the line of a log with the failure: the last fatal line, else the last one that is no chatter or stack
+    frame.
 
     >>> _last_words("W0101 slow\nF0101 pass.cc:7] Check failed: n < 8\n*** Check failure stack trace: ***\n  @ 0x7f")
     'F0101 pass.cc:7] Check failed: n < 8'
@@ -181,16 +200,14 @@ def _last_words(log: str) -> str:
     return (fatal or lines or [""])[-1][:_MOST]
 
 
-def _way_of(code: int) -> str:
-    """How a process came to its end, by its exit code; who sent a signal, and why, is told to nobody.
+def _describe_exit(code: int) -> str:
+    """Describe the end of a process by its exit code. The system does not tell who sent a signal, nor why.
 
-    >>> _way_of(1), _way_of(-15), _way_of(-60)
+    >>> _describe_exit(1), _describe_exit(-15), _describe_exit(-60)
     ('with exit code 1', 'by signal 15 (SIGTERM)', 'by signal 60')
     """
     if code >= 0:
         return f"with exit code {code}"
     names = {each.value: f" ({each.name})" for each in signal.Signals}
-    killed = (
-        ", as Linux does where a machine or a container has no memory left" if code == -signal.SIGKILL else ""
-    )
+    killed = ", as Linux does where a machine or a container has no memory left" if code == -signal.SIGKILL else ""
     return f"by signal {-code}{names.get(-code, '')}{killed}"

@@ -1,9 +1,9 @@
-"""In which steps an array is gathered over mesh axes, or a sum scattered, so that nothing is sent twice.
+"""Plan gathers and reduce-scatters as steps over mesh axes, so that the compiler sends nothing twice.
 
-On wrapped cubes (v4, v5p, tpu7x) the TPU's compiler makes one gather over all chips an all-reduce of zeros, which sends
-twice the bytes; over a line or a plane of them it stays a gather. One reduce-scatter over more than a line is an
-all-reduce on all slices. Which it does is asked of the compiler itself, with a small program for these devices, and its
-answer kept where `compiled` keeps all of them.
+On wrapped cubes (v4, v5p, tpu7x) the TPU compiler makes one gather over all chips an all-reduce of zeros, which sends
+twice the bytes; over a line or a plane of chips it remains a gather. On all slices, one reduce-scatter over more than
+a line becomes an all-reduce. The compiler itself is asked, with a small program for these devices, and its answer is
+cached like all compiled programs.
 """
 
 import inspect
@@ -26,19 +26,20 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..hardware import Chip, chip_of
 from . import cache as kept
-from . import compiled, target_of
+from . import compile_for_target, target_of
 
-_ROWS, _COLUMNS = 128, 1024  # of bfloat16 on each device
-# A TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
+_ROWS, _COLUMNS = 128, 1024  # shape of a probe's array on each device, in bfloat16
+# In HLO text: the head of a computation, with its name, or an all-reduce.
 _HEAD_OR_SUM = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$| all-reduce(?:-start)?\(", re.MULTILINE)
+# A TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
 _SCATTERS = "all-reduce-scatter"
 
 Sizes = AbstractMesh | Mesh
 
 
 def _makes_program() -> tuple[str, str] | None:
-    """What decides how a question becomes a program: this file's text, as it was imported, and jax; None where the text
-    can't be had."""
+    """Return what determines the program of a probe: the text of this file at import, and jax's version; None without
+    the text."""
     try:
         return inspect.getsource(sys.modules[__name__]), jax.__version__
     except OSError:
@@ -49,53 +50,74 @@ _MAKES_PROGRAM = _makes_program()
 
 
 @dataclass(frozen=True)
-class Step:
-    """One collective over `size` devices along `axes`: all of them, or those that are `apart` places from each to the
-    next along the one axis."""
+class CollectiveStep:
+    """Collective over groups of devices along mesh axes.
+
+    Attributes:
+        axes: Mesh axes.
+        size: Devices in a group: all along the axes, or a part of a single axis.
+        stride: Distance along the single axis between neighbours in a group.
+    """
 
     axes: tuple[str, ...]
     size: int
-    apart: int = 1
+    stride: int = 1
 
     def devices(self, mesh: Sizes) -> int:
-        """How many lie along the axes."""
+        """Return the number of devices along the axes."""
         return math.prod(mesh.shape[axis] for axis in self.axes)
 
     def groups(self, mesh: Sizes) -> list[list[int]] | None:
-        """The places along the axes that go together; None where all do.
+        """Return the groups, as positions along the axes; None for one group of all.
 
-        >>> Step(("data",), 2, 4).groups(AbstractMesh((8,), ("data",)))
+        >>> CollectiveStep(("data",), 2, 4).groups(AbstractMesh((8,), ("data",)))
         [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
         devices = self.devices(mesh)
         if self.size == devices:
             return None
-        places = np.arange(devices).reshape(-1, self.size, self.apart)
+        places = np.arange(devices).reshape(-1, self.size, self.stride)
         return places.swapaxes(1, 2).reshape(-1, self.size).tolist()
 
 
 @dataclass(frozen=True)
-class Way:
-    """The `steps` of a gather, the devices that are nearest first; a sum is scattered in the reverse order. `reduced`:
-    the compiler makes an all-reduce of it, and no steps are known that avoid that."""
+class GatherPlan:
+    """Steps of a gather, or of a reduce-scatter, which takes them in reverse.
 
-    steps: tuple[Step, ...]
-    reduced: bool = False
+    Attributes:
+        steps: Collectives, nearest devices first.
+        is_all_reduce: Whether the compiler makes an all-reduce of it, and no steps are known to avoid that.
+    """
+
+    steps: tuple[CollectiveStep, ...]
+    is_all_reduce: bool = False
 
 
-def gather(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
-    """Inside a `shard_map`: the parts of dimension `dim`, which lie in order along the steps' axes, put together."""
+def gather(x: Any, dim: int, steps: Sequence[CollectiveStep], mesh: Sizes) -> Any:
+    """Gather dimension `dim` inside a `shard_map`.
+
+    Args:
+        x: Shard of this device; shards are in the order of the steps' axes.
+        dim: Dimension to gather.
+        steps: Collectives in order.
+        mesh: Mesh of the `shard_map`.
+    """
     for step in steps:
         x = lax.all_gather(x, step.axes, axis=dim, axis_index_groups=step.groups(mesh), tiled=True)
     return x
 
 
-def scatter(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
-    """Inside a `shard_map`: the sum over the steps' axes, of which each device keeps its part of dimension `dim`.
+def scatter(x: Any, dim: int, steps: Sequence[CollectiveStep], mesh: Sizes) -> Any:
+    """Reduce-scatter inside a `shard_map`: sum over the steps' axes and keep one shard of dimension `dim`.
 
-    In the scatter itself that dimension is the first, in memory, too: along any other a TPU's compiler adds up arrays
-    of some sizes whole.
+    Args:
+        x: Addend of this device.
+        dim: Dimension to scatter.
+        steps: Collectives as for `gather`; taken in reverse.
+        mesh: Mesh of the `shard_map`.
     """
+    # The scattered dimension must be the first, in memory as well: along any other, the TPU compiler sums arrays of
+    # some sizes in full.
     if dim:
         x = with_layout_constraint(jnp.moveaxis(x, dim, 0), Layout(tuple(range(x.ndim))))
     for step in reversed(steps):
@@ -104,26 +126,34 @@ def scatter(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
 
 
 @lru_cache(256)
-def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
-    """How arrays are gathered over `axes` together, or with `scatters` sums scattered: at once, unless the compiler for
-    these devices makes that an all-reduce; then axis by axis, and an axis in two steps.
+def plan_gather(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> GatherPlan:
+    """Return the steps that gather arrays over several axes, or that scatter sums.
 
-    Raises `ShardError` where the compiler of hardware that isn't attached can't be had.
+    A single collective, unless the compiler for these devices makes an all-reduce of it; then one axis at a time, and
+    an axis in two steps.
+
+    Args:
+        mesh: Mesh; without devices, a single collective is assumed to do.
+        axes: Mesh axes to gather over.
+        scatters: Whether to plan a reduce-scatter.
+
+    Raises:
+        ShardError: The compiler of hardware that isn't attached is missing.
     """
-    once = Step(axes, math.prod(mesh.shape[axis] for axis in axes))
+    once = CollectiveStep(axes, math.prod(mesh.shape[axis] for axis in axes))
     if not isinstance(mesh, Mesh) or once.size == 1 or not _may_reduce(mesh, scatters):
-        return Way((once,))
+        return GatherPlan((once,))
     if _stays(mesh, (once,), scatters):
-        return Way((once,))
+        return GatherPlan((once,))
     if len(axes) > 1:
-        ways = [way(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
-        return Way(tuple(step for each in ways for step in each.steps), any(each.reduced for each in ways))
+        ways = [plan_gather(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
+        return GatherPlan(tuple(step for each in ways for step in each.steps), any(each.is_all_reduce for each in ways))
     found = next((steps for steps in _splits(mesh, *axes) if _stays(mesh, steps, scatters)), None)
-    return Way((once,), reduced=True) if found is None else Way(found)
+    return GatherPlan((once,), is_all_reduce=True) if found is None else GatherPlan(found)
 
 
 def chip_under(mesh: Sizes) -> Chip | None:
-    """The kind of accelerator that a mesh is of, attached or not; None where that is not known."""
+    """Return the kind of accelerator of a mesh, attached or not; None if it is not known."""
     if not isinstance(mesh, Mesh):
         return None
     target = target_of(mesh)
@@ -131,20 +161,21 @@ def chip_under(mesh: Sizes) -> Chip | None:
 
 
 def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
-    """Are the devices of a kind on which an all-reduce was seen: chips in a torus, for gathers of three dimensions? It
-    saves asking."""
+    """Return whether all-reduces are known on this kind of device: chips in a torus, of three dimensions for
+    gathers."""
+    # Saves a probe on all other devices.
     chip = chip_under(mesh)
     return chip is not None and chip.link.topology in (("torus2d", "torus3d") if scatters else ("torus3d",))
 
 
-def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
-    """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are?"""
+def _stays(mesh: Mesh, steps: tuple[CollectiveStep, ...], scatters: bool) -> bool:
+    """Return whether the compiler leaves the steps as they are."""
     client = mesh.devices.flat[0].client
-    return _answer(_Question(mesh, steps, scatters, client, _groups_of_devices(mesh, steps)))
+    return _answer(_Probe(mesh, steps, scatters, client, _groups_of_devices(mesh, steps)))
 
 
-def _groups_of_devices(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The ids of the devices that go together in each step, in their order along its axes."""
+def _groups_of_devices(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return, for each step, the ids of the devices in each group, in their order along the step's axes."""
     found, ids = [], np.array([device.id for device in mesh.devices.flat]).reshape(mesh.devices.shape)
     for step in steps:
         along = [mesh.axis_names.index(axis) for axis in step.axes]
@@ -156,21 +187,32 @@ def _groups_of_devices(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[tuple[tuple
 
 
 @dataclass(frozen=True)
-class _Question:
-    """Whether the compiler leaves `steps` on a mesh what they are: one question for all meshes on which the same
-    devices go together, whatever their axes are called. A search asks it of every mesh of a slice."""
+class _Probe:
+    """Probe whether the compiler leaves steps as they are.
+
+    Probes are equal for all meshes with the same groups of devices, whatever the axes' names: a search probes every
+    mesh of a slice.
+
+    Attributes:
+        mesh: Mesh of the first probe; not compared.
+        steps: Collectives; not compared.
+        scatters: Whether the steps are of a reduce-scatter.
+        client: JAX client of the devices; other clients have the same ids.
+        groups: Ids of the devices in each group of each step.
+    """
 
     mesh: Mesh = field(compare=False)
-    steps: tuple[Step, ...] = field(compare=False)
+    steps: tuple[CollectiveStep, ...] = field(compare=False)
     scatters: bool
-    client: Any  # of the devices, whose ids are those of other clients' too
+    client: Any
     groups: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @lru_cache(1024)
-def _answer(question: _Question) -> bool:
-    """Ask the compiler, in a thread of its own: jax keeps what it is tracing, such as the step that asks, by thread."""
+def _answer(question: _Probe) -> bool:
+    """Compile a probe, and return whether no all-reduce is in it except fused reduce-scatters."""
     wanted = copy_context()
+    # JAX has the state of a trace per thread, and this thread may be tracing the user's step.
     with ThreadPoolExecutor(1) as alone:
         text = alone.submit(wanted.run, _compiled_text, question).result()
     inside = ""
@@ -181,26 +223,26 @@ def _answer(question: _Question) -> bool:
     return True
 
 
-def _compiled_text(question: _Question) -> str:
-    """A program of the steps alone, as the compiler for the devices of the mesh makes it."""
+def _compiled_text(question: _Probe) -> str:
+    """Return the compiled HLO of a probe."""
     mesh = question.mesh
     target = target_of(mesh)
     if target is None:
         return _program(question).compile().as_text() or ""
-    # A search asks some hundred of these, and to trace one takes longer than to read what was said of it: kept by the
-    # question, and by what makes the program of it.
+    # A search makes about a hundred probes, and tracing one takes longer than reading a cached answer. So the cache key
+    # is the question with what determines its program, not the program.
     asked = repr((_MAKES_PROGRAM, question.scatters, question.groups))
     key = kept.key_of(asked.encode(), target.topology(), (), False)
     if _MAKES_PROGRAM is None or (built := kept.get(key)) is None:
-        # as text: what says from where it was traced would make each another program
+        # Text without source locations: they would make the program different for each caller.
         program = _program(question).as_text().encode()
-        built = compiled(target, program, [device.id for device in mesh.devices.flat])
+        built = compile_for_target(target, program, [device.id for device in mesh.devices.flat])
         kept.put(key, built)
     return built.text
 
 
-def _program(question: _Question) -> jax.stages.Lowered:
-    """The steps on an array of each device's own."""
+def _program(question: _Probe) -> jax.stages.Lowered:
+    """Lower a probe: the steps on an array with 128 rows on each device."""
     mesh, steps, scatters = question.mesh, question.steps, question.scatters
     axes = tuple(axis for axis in mesh.axis_names if any(axis in step.axes for step in steps))
     size = math.prod(mesh.shape[axis] for axis in axes)
@@ -218,9 +260,12 @@ def _program(question: _Question) -> jax.stages.Lowered:
     return probe.lower(jax.ShapeDtypeStruct((size * _ROWS, _COLUMNS), jnp.bfloat16))
 
 
-def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[Step, Step]]:
-    """An axis in two steps: near devices, then far ones. First where both go over whole dimensions of the torus, and
-    of those where the second one, which moves nearly all, has the most devices and so the most links."""
+def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[CollectiveStep, CollectiveStep]]:
+    """Yield ways to split an axis into two steps, near devices and then far ones.
+
+    Pairs that both cover whole dimensions of the torus come first, and of those the pairs with most devices in the
+    second step, which moves nearly all of the bytes and so should use the most links.
+    """
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1).reshape(-1, mesh.shape[axis])[0]
     places = np.array([(*d.coords, d.core_on_chip) if hasattr(d, "coords") else (d.id,) for d in devices])
     count = len(devices)
@@ -229,12 +274,10 @@ def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[Step, Step]]:
         return not (_whole(places[:near], places) and _whole(places[::near], places))
 
     for near in sorted((n for n in range(2, count // 2 + 1) if count % n == 0), key=lambda n: (torn(n), n)):
-        yield Step((axis,), near), Step((axis,), count // near, near)
+        yield CollectiveStep((axis,), near), CollectiveStep((axis,), count // near, near)
 
 
 def _whole(some: np.ndarray, places: np.ndarray) -> bool:
-    """Do some of the places fill whole dimensions of those that all of them fill?"""
+    """Return whether some positions fill whole dimensions of the box that all positions fill."""
     filled, there = ([len(set(column)) for column in which.T.tolist()] for which in (some, places))
-    return math.prod(filled) == len(some) and all(
-        n in (1, most) for n, most in zip(filled, there, strict=True)
-    )
+    return math.prod(filled) == len(some) and all(n in (1, most) for n, most in zip(filled, there, strict=True))

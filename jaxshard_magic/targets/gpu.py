@@ -1,4 +1,4 @@
-"""NVIDIA GPUs that aren't attached, through jax's CUDA plugin and NVIDIA's assembler, ptxas."""
+"""NVIDIA GPUs that aren't attached, compiled for by JAX's CUDA plugin and by ptxas, NVIDIA's assembler."""
 
 import math
 import os
@@ -13,16 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, list_names
 from ..hardware import DEFAULT_SHARE, Chip, chips
-from ..packages import CUDA, companions, fits, install, installed
+from ..packages import CUDA, install_command, installed, jax_requirements, satisfies
 
 MACHINES = ("x86_64", "aarch64")
-SHARES = (
-    "XLA_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-)  # the newer name first, as jax reads them
-TOOLKITS = ("cu13", "cuda_nvcc")  # where pip puts NVIDIA's, in the order in which jax looks
+SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the newer name first, as jax reads them
+TOOLKITS = ("cu13", "cuda_nvcc")  # folders of NVIDIA's pip packages, in JAX's search order
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 CONFIG = """\
 gpu_device_info {{
@@ -54,24 +51,32 @@ device_description_str: "{device_kind}"
 """
 
 
-def options(chip: Chip, nodes: int, gpus: int) -> dict[str, str]:
-    """The topology of so many nodes with so many GPUs each, as `get_topology_desc` takes it.
+def topology_options(chip: Chip, nodes: int, gpus: int) -> dict[str, str]:
+    """Return the arguments of `get_topology_desc` for nodes of GPUs.
 
-    A node is a partition with one host, as XLA finds it where several processes run
+    A node is a partition with one host, as XLA forms it with several processes
     (https://github.com/openxla/xla/blob/main/xla/pjrt/distributed/topology_util.cc).
 
+    Args:
+        chip: Kind of GPU.
+        nodes: Number of nodes.
+        gpus: GPUs per node.
+
     >>> from jaxshard_magic.hardware import chip
-    >>> options(chip("a100"), 2, 8)["topology"]
+    >>> topology_options(chip("a100"), 2, 8)["topology"]
     '2x1x8'
     """
     return {"topology": f"{nodes}x1x{gpus}", "target_config": target_config(chip)}
 
 
 def target_config(chip: Chip) -> str:
-    """The chip as XLA's GpuTargetConfigProto, in text form (https://github.com/openxla/xla/blob/main/xla/
-    stream_executor/device_description.proto). Its memory matters: XLA computes anew what would not fit."""
+    """Return a chip as XLA's GpuTargetConfigProto in text form
+    (https://github.com/openxla/xla/blob/main/xla/stream_executor/device_description.proto).
+
+    Raises ShardError for a chip that is no GPU.
+    """
     if chip.compiler is None:
-        raise ShardError(f"{chip.name} is no GPU; those are {one_of(_gpus())}")
+        raise ShardError(f"{chip.name} is no GPU; those are {list_names(_gpus())}")
     major, minor, special = _capability(chip)
     return CONFIG.format(
         **chip.compiler,
@@ -79,18 +84,22 @@ def target_config(chip: Chip) -> str:
         minor=minor,
         extension="ACCELERATED_FEATURES" if special else "NONE",
         memory_bandwidth=int(chip.hbm_bandwidth),
+        # XLA rematerializes what would not fit into this.
         device_memory_size=chip.visible or chip.hbm,
     )
 
 
-def usable(chip: Chip, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Bytes that jax leaves to the programs on one GPU: three quarters of what the driver shows, or the share that
-    XLA_CLIENT_MEM_FRACTION or its older name says (https://docs.jax.dev/en/latest/gpu_memory_allocation.html).
+def usable_bytes(chip: Chip, environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the bytes that JAX leaves to programs on one GPU; None if the driver's figure is not known.
 
-    Raises `ShardError` for a share that is no number above 0.
+    Three quarters of the memory that the driver shows, or the fraction in XLA_CLIENT_MEM_FRACTION or its older name
+    (https://docs.jax.dev/en/latest/gpu_memory_allocation.html).
+
+    Raises:
+        ShardError: The fraction is no number above 0.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> usable(chip("h100"), {}) == chip("h100").usable
+    >>> usable_bytes(chip("h100"), {}) == chip("h100").usable
     True
     """
     name = next((n for n in SHARES if environ.get(n)), None)
@@ -101,17 +110,20 @@ def usable(chip: Chip, environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def environment() -> dict[str, str]:
-    """Variables under which the plugin loads where there is neither a GPU nor CUDA's libraries to look at.
+    """Return variables under which the plugin loads with neither a GPU nor CUDA's libraries to check.
 
-    ptxas needs none: jax tells XLA where pip has put it.
+    ptxas needs none: JAX tells XLA the folder that pip has installed it into.
     """
     return {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 
 
 def missing(chip: Chip | None = None) -> ShardError | None:
-    """Why nothing compiles for NVIDIA's GPUs here, or not for `chip`; None where it does.
+    """Return the reason why nothing compiles for NVIDIA GPUs here, or for a chip; None if it does.
 
-    A plugin that the running jax does not pair with is named, with the line that installs the right one.
+    A plugin that does not pair with the running jax is named, with the line to install the right one.
+
+    Args:
+        chip: Chip to compile for; None to check the installation alone.
     """
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in MACHINES:
@@ -124,20 +136,18 @@ def missing(chip: Chip | None = None) -> ShardError | None:
     if not there or plugin() is None:
         name = "jax-cuda12-pjrt" if there else CUDA[0]
         return _without(f"no GPU compiler: {name} is not installed")
-    asked = companions()
+    asked = jax_requirements()
     for name in there:
         found, clauses = versions[name] or "", asked.get(name, "")
-        if not fits(found, clauses):
-            return _without(
-                f"{name} {found} does not pair with jax {versions['jax']}, which needs {name}{clauses}"
-            )
+        if not satisfies(found, clauses):
+            return _without(f"{name} {found} does not pair with jax {versions['jax']}, which needs {name}{clauses}")
     assembler = ptxas()
     if assembler is None:
         return _without("no GPU compiler: ptxas, of nvidia-cuda-nvcc-cu12, is not installed")
     known = architectures(assembler)
     if chip is None or not known or _architecture(chip) in known:
         return None
-    works = one_of(key for key, other in _gpus().items() if _architecture(other) in known)
+    works = list_names(key for key, other in _gpus().items() if _architecture(other) in known)
     return ShardError(
         f"{assembler} makes no code for {chip.name} ({_architecture(chip)}), but for {works}. "
         "The ptxas of CUDA 12 does for all"
@@ -145,10 +155,13 @@ def missing(chip: Chip | None = None) -> ShardError | None:
 
 
 def load(topology: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The devices of a topology, nodes one after the other; it is given as to `get_topology_desc`.
+    """Return the devices of a topology, one node after the other.
 
-    It wants `environment`, works before and after jax has started its backends, and changes nothing about
-    `jax.devices()`.
+    Works before and after JAX has started its backends, and does not change `jax.devices()`. The variables of
+    `environment` must be set.
+
+    Args:
+        topology: Arguments for `get_topology_desc`.
     """
     from jax.experimental import topologies
 
@@ -156,13 +169,14 @@ def load(topology: Mapping[str, Any]) -> tuple[Any, ...]:
     try:
         return tuple(topologies.get_topology_desc(**asked).devices)
     except NotImplementedError:
-        # jax has looked for plugins before and left this one out: without a driver it fails its check.
+        # JAX has looked for plugins already and skipped this one: without a driver its check fails.
         import_module(plugin() or "").initialize()
         return tuple(topologies.get_topology_desc(**asked).devices)
 
 
 def plugin() -> str | None:
-    """The module of the installed CUDA plugin, None without one."""
+    """Return the module of the installed CUDA plugin; None without one."""
+    # `find_spec` of a submodule raises an error if the parent package is missing.
     if find_spec("jax_plugins") is None:
         return None
     names = (f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA)
@@ -170,7 +184,7 @@ def plugin() -> str | None:
 
 
 def ptxas() -> Path | None:
-    """NVIDIA's assembler, where jax and then XLA look for it; None without one."""
+    """Return the path of NVIDIA's assembler, searched in the order of JAX and then XLA; None without one."""
     nvidia = find_spec("nvidia")
     folders = (nvidia and nvidia.submodule_search_locations) or ()
     roots = [Path(os.environ["CUDA_ROOT"])] if os.environ.get("CUDA_ROOT") else []
@@ -182,7 +196,7 @@ def ptxas() -> Path | None:
 
 @cache
 def architectures(assembler: Path) -> frozenset[str]:
-    """What an assembler makes code for: `{"sm_80", "sm_90a", ...}`; empty where it doesn't say."""
+    """Return the architectures of an assembler, such as `{"sm_80", "sm_90a"}`; empty if it does not list them."""
     try:
         said = subprocess.run([assembler, "--help"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -191,9 +205,10 @@ def architectures(assembler: Path) -> frozenset[str]:
 
 
 def _without(what: str) -> ShardError:
-    """jax stays at its version: pip then takes the plugin that pairs with it."""
+    """Return the error for a missing or unsuitable package, with the line to install it."""
     jax = installed()["jax"]
-    line = install("cuda-aot", *([f"jax=={jax}"] if jax else []))
+    # With jax at its version, pip takes the plugin that pairs with it.
+    line = install_command("cuda-aot", *([f"jax=={jax}"] if jax else []))
     return ShardError(f"{what}. Run {line}", fix=line)
 
 
@@ -202,7 +217,7 @@ def _gpus() -> dict[str, Chip]:
 
 
 def _capability(chip: Chip) -> tuple[str, str, str]:
-    """("9", "0", "a") of 9.0a."""
+    """Return the parts of a compute capability: ("9", "0", "a") of 9.0a."""
     found = re.fullmatch(r"(\d+)\.(\d)(a?)", (chip.compiler or {})["compute_capability"])
     assert found is not None
     major, minor, special = found.groups()

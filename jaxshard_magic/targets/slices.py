@@ -1,10 +1,10 @@
-"""The slices of TPUs and the nodes of GPUs that are offered, and how they are written."""
+"""Slices of TPUs and nodes of GPUs on offer, and the syntax of their names."""
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, list_names
 from ..hardware import Chip, chips
 from ..units import limit_text
 
@@ -15,11 +15,11 @@ SOLD = re.compile(r"([a-z0-9]+)-([1-9][0-9]{0,5})")
 Extent = tuple[int, ...]
 
 
-def usual(chip: Chip) -> tuple[Extent, ...]:
-    """The usual sizes in rising order: chips of a slice per dimension; of GPUs (1, GPUs of the one node).
+def usual_sizes(chip: Chip) -> tuple[Extent, ...]:
+    """Return the usual sizes in rising order: chips of a slice per dimension, or (1, GPUs) for one node of GPUs.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> usual(chip("h100"))
+    >>> usual_sizes(chip("h100"))
     ((1, 1), (1, 2), (1, 4), (1, 8))
     """
     if chip.kind == "gpu":
@@ -27,12 +27,15 @@ def usual(chip: Chip) -> tuple[Extent, ...]:
     return chip.slices
 
 
-def offered(chip: Chip, extent: Extent) -> bool:
-    """Is there such a slice? GPUs: nodes of a usual size, as many as one likes. Three-dimensional slices: those of
-    `usual` and all of whole cubes, sides in rising order (https://cloud.google.com/tpu/docs/types-topologies)."""
+def is_offered(chip: Chip, extent: Extent) -> bool:
+    """Return whether a size is on offer.
+
+    GPUs: any number of nodes of a usual size. Three-dimensional slices: the usual ones, and all of whole cubes with
+    sides in rising order (https://cloud.google.com/tpu/docs/types-topologies).
+    """
     if chip.kind == "gpu":
         return extent[-1] in _node_sizes(chip)
-    return extent in usual(chip) or (
+    return extent in usual_sizes(chip) or (
         len(extent) == DIMENSIONS[chip.link.topology] == 3
         and list(extent) == sorted(extent)
         and all(n % chip.link.wrap == 0 for n in extent)
@@ -40,14 +43,14 @@ def offered(chip: Chip, extent: Extent) -> bool:
     )
 
 
-def larger(chip: Chip, extent: Extent) -> tuple[Extent, ...]:
-    """The usual sizes above a size, in rising order; after one node of GPUs, 2, 4, 8 and more of them.
+def larger_sizes(chip: Chip, extent: Extent) -> tuple[Extent, ...]:
+    """Return the usual sizes above a size, in rising order; after one node of GPUs, 2, 4, 8 and more nodes.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> larger(chip("v5e"), (4, 8)), larger(chip("h100"), (1, 8))[:2]
+    >>> larger_sizes(chip("v5e"), (4, 8)), larger_sizes(chip("h100"), (1, 8))[:2]
     (((8, 8), (8, 16), (16, 16)), ((2, 8), (4, 8)))
     """
-    sizes = usual(chip)
+    sizes = usual_sizes(chip)
     if chip.kind == "gpu":
         sizes += tuple((2**n, chip.node) for n in range(1, 8))
     elif DIMENSIONS[chip.link.topology] == 3:
@@ -58,32 +61,37 @@ def larger(chip: Chip, extent: Extent) -> tuple[Extent, ...]:
     return tuple(dict.fromkeys(size for size in sizes if math.prod(size) > math.prod(extent)))
 
 
-def note(chip: Chip, extent: Extent) -> str | None:
-    """One line for a size that nobody offers, with the nearest that are; None for a real one.
+def size_note(chip: Chip, extent: Extent) -> str | None:
+    """Return one line about a size that nobody offers, with the nearest sizes on offer; None for a size on offer.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> note(chip("v5e"), (3, 5))
+    >>> size_note(chip("v5e"), (3, 5))
     'v5e:3x5 is no slice that is offered; the nearest are v5e:4x4 and v5e:2x4; compiled all the same'
     """
-    if offered(chip, extent):
+    if is_offered(chip, extent):
         return None
-    name = written(chip, extent)
+    name = target_name(chip, extent)
     if chip.kind == "gpu":
-        sizes = one_of(map(str, _node_sizes(chip)))
-        return (
-            f"{name} has {extent[-1]} GPUs a node; a node of {chip.name} has {sizes}; compiled all the same"
-        )
+        sizes = list_names(map(str, _node_sizes(chip)))
+        return f"{name} has {extent[-1]} GPUs a node; a node of {chip.name} has {sizes}; compiled all the same"
     return f"{name} is no slice that is offered; {_nearest(chip, math.prod(extent))}; compiled all the same"
 
 
-def extent_of(chip: Chip, text: str) -> Extent:
-    """The size that stands behind the colon: chips of a slice per dimension, or (nodes, GPUs a node).
+def parse_extent(chip: Chip, text: str) -> Extent:
+    """Parse a size: chips of a slice per dimension, or (nodes, GPUs per node).
 
-    A number alone counts chips, or GPUs: of a TPU it gets the slice of so many chips that is offered. A
-    three-dimensional slice may leave a last 1 out. Raises `ShardError` for anything else.
+    A single number counts chips or GPUs; for a TPU it stands for the slice on offer with so many chips. A
+    three-dimensional slice may omit a last 1.
+
+    Args:
+        chip: Kind of chip.
+        text: Text after the colon, such as "4x4".
+
+    Raises:
+        ShardError: The text is no size of this chip.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> extent_of(chip("v5e"), "16"), extent_of(chip("a100"), "2x8"), extent_of(chip("h100"), "8")
+    >>> parse_extent(chip("v5e"), "16"), parse_extent(chip("a100"), "2x8"), parse_extent(chip("h100"), "8")
     ((4, 4), (2, 8), (1, 8))
     """
     given = text.strip().lower()
@@ -101,20 +109,20 @@ def extent_of(chip: Chip, text: str) -> Extent:
     return full[:dims]
 
 
-def named(text: str) -> tuple[Chip, Extent] | None:
-    """The chip and the slice that the vendor's own name means; None for what is no such name.
+def parse_vendor_name(text: str) -> tuple[Chip, Extent] | None:
+    """Return the chip and slice of a vendor's name; None for any other text.
 
-    The number counts cores for v2, v3, v4, v5p and tpu7x, two to a chip, and chips for v5e and v6e. Raises
-    `ShardError` for a number that no slice has.
+    The number counts cores for v2, v3, v4, v5p and tpu7x, two per chip, and chips for v5e and v6e.
 
-    >>> chip, extent = named("v5p-128")
+    Raises:
+        ShardError: No slice has this number.
+
+    >>> chip, extent = parse_vendor_name("v5p-128")
     >>> chip.key, extent
     ('v5p', (4, 4, 4))
     """
     word = SOLD.fullmatch(text.strip().lower())
-    chip = word and next(
-        (c for c in chips().values() if c.kind == "tpu" and word[1] in (c.key, c.marketed)), None
-    )
+    chip = word and next((c for c in chips().values() if c.kind == "tpu" and word[1] in (c.key, c.marketed)), None)
     if not word or not chip:
         return None
     count, rest = divmod(int(word[2]), chip.cores)
@@ -123,8 +131,8 @@ def named(text: str) -> tuple[Chip, Extent] | None:
     return chip, _of_count(chip, count, word[0])
 
 
-def listing() -> str:
-    """All chips as text: memory of a device, usual sizes, and which extra has the compiler for them."""
+def list_chips() -> str:
+    """Return all chips as text: memory of a device, usual sizes, and the extra that installs the compiler."""
     tpus = [c for c in chips().values() if c.kind == "tpu"]
     gpus = [c for c in chips().values() if c.kind == "gpu"]
     slices = [(c.key, *_memory(c), f"{c.per_chip} a chip", _slices(c)) for c in tpus]
@@ -143,7 +151,7 @@ def listing() -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line a row; amounts of memory end where their column does."""
+    """Return one line a row; amounts of memory are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -154,27 +162,29 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _memory(chip: Chip) -> tuple[str, str]:
-    """Of one device: all, and what a program gets."""
+    """Return the memory of one device as text: in total, and available to a program."""
     return limit_text(chip.hbm), "" if chip.usable is None else limit_text(chip.usable)
 
 
 def _slices(chip: Chip) -> str:
-    """Whole cubes are said and not listed."""
+    """Return the sizes of slices as text; whole cubes are summed up instead of listed."""
     if DIMENSIONS[chip.link.topology] == 2:
-        return " ".join(map(_text, usual(chip)))
+        return " ".join(map(_text, usual_sizes(chip)))
     cube = (chip.link.wrap,) * 3
-    listed = " ".join(_text(e) for e in usual(chip) if math.prod(e) < math.prod(cube))
+    listed = " ".join(_text(e) for e in usual_sizes(chip) if math.prod(e) < math.prod(cube))
     return f"{listed}, whole {_text(cube)} cubes to {_most(chip):,}"
 
 
 def _nodes_of(chip: Chip) -> str:
+    """Return the sizes of nodes as text."""
     if chip.compiler is None:
         return f"not compiled for; --on {chip.key} predicts its time"
     return f"{' '.join(map(str, _node_sizes(chip)))}, as {chip.key}:{chip.node} or {chip.key}:4x{chip.node}"
 
 
 def _most(chip: Chip) -> int:
-    """The chips of the largest slice."""
+    """Return the number of chips in the largest slice."""
+    # `node` counts devices.
     return chip.node // chip.per_chip
 
 
@@ -183,6 +193,7 @@ def _node_sizes(chip: Chip) -> list[int]:
 
 
 def _nodes(chip: Chip, sizes: Extent) -> Extent:
+    """Return (nodes, GPUs per node) for the numbers in a size. Raises ShardError."""
     if len(sizes) == 1 and sizes[0] <= chip.node:
         return (1, *sizes)
     if len(sizes) == 1 and sizes[0] % chip.node == 0:
@@ -193,6 +204,7 @@ def _nodes(chip: Chip, sizes: Extent) -> Extent:
 
 
 def _form(chip: Chip) -> str:
+    """Return a sentence about the syntax of a chip's sizes."""
     if chip.kind == "gpu":
         return (
             f"write GPUs of one node, as {chip.key}:{chip.node}, or nodes x GPUs, as {chip.key}:2x{chip.node}; "
@@ -203,7 +215,8 @@ def _form(chip: Chip) -> str:
 
 
 def _of_count(chip: Chip, count: int, given: str) -> Extent:
-    """The slice of so many chips: the usual one, else the cubes that are most like one."""
+    """Return the slice of so many chips: the usual one, else the most cube-like one of whole cubes. Raises
+    ShardError."""
     found = next((e for e in _candidates(chip, count) if math.prod(e) == count), None)
     if found is None:
         raise ShardError(f"{given}: no slice of {_chips(chip, count)} is offered; {_nearest(chip, count)}")
@@ -211,7 +224,8 @@ def _of_count(chip: Chip, count: int, given: str) -> Extent:
 
 
 def _nearest(chip: Chip, count: int) -> str:
-    """The offered slice of as many chips, or the two next to it."""
+    """Describe the slice on offer with as many chips, or the two nearest."""
+    # By ratio: half and twice as many chips are equally near.
     near = sorted(_candidates(chip, count), key=lambda e: abs(math.log(math.prod(e) / count)))
     if math.prod(near[0]) == count:
         return f"the nearest is {_told(chip, near[0])}"
@@ -219,11 +233,11 @@ def _nearest(chip: Chip, count: int) -> str:
 
 
 def _candidates(chip: Chip, count: int) -> list[Extent]:
-    return list(dict.fromkeys([*usual(chip), *_cubes(chip, count)]))
+    return list(dict.fromkeys([*usual_sizes(chip), *_cubes(chip, count)]))
 
 
 def _cubes(chip: Chip, count: int) -> Iterator[Extent]:
-    """The most even slices of whole cubes with at most, and with at least, so many chips."""
+    """Yield the most cube-like slices of whole cubes with at most, and with at least, so many chips."""
     if DIMENSIONS[chip.link.topology] == 3:
         side = chip.link.wrap
         for cubes in {count // side**3, math.ceil(count / side**3)}:
@@ -232,7 +246,7 @@ def _cubes(chip: Chip, count: int) -> Iterator[Extent]:
 
 
 def _even(count: int) -> Extent:
-    """`count` as three factors in rising order, those with the least sum.
+    """Return `count` as three factors with the least sum, in rising order.
 
     >>> _even(12)
     (2, 2, 3)
@@ -251,12 +265,12 @@ def _devices(chip: Chip, count: int) -> str:
 
 
 def _told(chip: Chip, extent: Extent) -> str:
-    """A slice by name, and its devices where they are more than its chips."""
-    return written(chip, extent) + _devices(chip, math.prod(extent))
+    """Return the name of a slice, and the number of devices if chips have more than one."""
+    return target_name(chip, extent) + _devices(chip, math.prod(extent))
 
 
-def written(chip: Chip, extent: Extent) -> str:
-    """As `%mesh` takes it: "v5e:4x4", "h100:8", "a100-80:2x8"."""
+def target_name(chip: Chip, extent: Extent) -> str:
+    """Return a target's name in the syntax of `%mesh`: "v5e:4x4", "h100:8", "a100-80:2x8"."""
     return f"{chip.key}:{_text(extent[1:] if chip.kind == 'gpu' and extent[0] == 1 else extent)}"
 
 

@@ -1,4 +1,4 @@
-"""TPU slices that aren't attached, through libtpu."""
+"""TPU slices that aren't attached, compiled for by libtpu."""
 
 import math
 import os
@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ShardError
-from ..packages import companions, fits, install, installed
-from ..temporary import Joined, Replaced, item
+from ..packages import install_command, installed, jax_requirements, satisfies
+from ..temporary import ChangeGroup, Replaced, item
 
-HOST = (2, 2, 1)  # the chips of one host, where a slice divides into such
-SINGLE_HOST = 8  # the most chips that one host has
+HOST = (2, 2, 1)  # chips of a host per dimension, in slices that divide into such hosts
+SINGLE_HOST = 8  # most chips of one host
 
 
 def missing() -> ShardError | None:
-    """Why nothing compiles for TPUs here; None where it does.
+    """Return the reason why nothing compiles for TPUs here; None if it does.
 
-    A libtpu that the running jax does not pair with is named, with the line that installs the right one.
+    A libtpu that does not pair with the running jax is named, with the line to install the right one.
     """
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
@@ -27,31 +27,34 @@ def missing() -> ShardError | None:
             "a Colab notebook has it"
         )
     versions = installed()
-    found, asked = versions["libtpu"], companions().get("libtpu", "")
-    line = install("tpu", f"jax=={versions['jax']}")  # pip then takes the libtpu that pairs with it
+    found, asked = versions["libtpu"], jax_requirements().get("libtpu", "")
+    line = install_command("tpu", f"jax=={versions['jax']}")  # pip then takes the libtpu that pairs with it
     if found is None and find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         return ShardError(f"no TPU compiler: libtpu is not installed. Run {line}", fix=line)
-    if found is not None and not fits(found, asked):
+    if found is not None and not satisfies(found, asked):
         return ShardError(
-            f"libtpu {found} does not pair with jax {versions['jax']}, which needs libtpu{asked}. Run {line}",
-            fix=line,
+            f"libtpu {found} does not pair with jax {versions['jax']}, which needs libtpu{asked}. Run {line}", fix=line
         )
     return None
 
 
 def attached() -> bool:
-    """Has this machine TPU chips? jax looks for them on the bus in the same way."""
+    """Return whether this machine has TPU chips, by a look at the bus like JAX's own."""
     from jax._src.hardware_utils import num_available_tpu_chips_and_device_id
 
     return num_available_tpu_chips_and_device_id()[0] > 0
 
 
-def options(key: str, extent: Sequence[int]) -> dict[str, Any]:
-    """The topology of a slice with so many chips per dimension, as `get_topology_desc` takes it.
+def topology_options(key: str, extent: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of `get_topology_desc` for a slice.
 
-    >>> options("v5e", (4, 4))
+    Args:
+        key: Short name of the chip.
+        extent: Chips per dimension.
+
+    >>> topology_options("v5e", (4, 4))
     {'topology_name': 'v5e:4x4'}
-    >>> options("v5e", (1, 1))
+    >>> topology_options("v5e", (1, 1))
     {'topology_name': 'v5e:1x1', 'chips_per_host_bounds': [1, 1, 1]}
     """
     asked: dict[str, Any] = {"topology_name": f"{key}:{'x'.join(map(str, extent))}"}
@@ -59,19 +62,24 @@ def options(key: str, extent: Sequence[int]) -> dict[str, Any]:
     if any(n % host for n, host in zip(bounds, HOST, strict=True)):
         asked["chips_per_host_bounds"] = bounds if math.prod(bounds) <= SINGLE_HOST else [1, 1, 1]
     if key == "v4":
-        asked["chip_config_name"] = "megacore"  # one device a chip, as jax has it there
+        asked["chip_config_name"] = "megacore"  # both cores of a chip as one device, as JAX shows an attached v4
     return asked
 
 
 def load(topology: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The devices of a topology, given as to `get_topology_desc`; `jax.devices()` stays what it is."""
+    """Return the devices of a topology; `jax.devices()` is not changed.
+
+    Args:
+        topology: Arguments for `get_topology_desc`.
+    """
     from jax.experimental import topologies
 
     return tuple(topologies.get_topology_desc(**topology).devices)
 
 
 def environment() -> dict[str, str]:
-    """Variables under which libtpu loads where there is no TPU, asks no server for one, and beside another process."""
+    """Return variables under which libtpu loads without a TPU, queries no server for one, and tolerates a second
+    process."""
     return {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -81,6 +89,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def variables(given: Mapping[str, str]) -> Joined:
-    """Set in the environment of this process while the body runs."""
-    return Joined(*(Replaced(item(os.environ, name), value) for name, value in given.items()))
+def variables(given: Mapping[str, str]) -> ChangeGroup:
+    """Return a context in which environment variables of this process are set."""
+    return ChangeGroup(*(Replaced(item(os.environ, name), value) for name, value in given.items()))

@@ -1,8 +1,7 @@
-"""The process that compiles: `main` with REQUESTS LIFELINE IDLE as arguments, two open descriptors and the seconds
-that it waits for a job.
+"""The process that compiles, one job at a time.
 
-It reads one `Job` at a time and answers with a `Built`, or with a `Failed`. A compiler that aborts, or has to be
-stopped, takes this process with it and not the notebook's.
+Arguments of `main`: REQUESTS and LIFELINE, two open file descriptors, and IDLE, seconds to wait for a job. A compiler
+that aborts or has to be stopped takes this process with it and not the notebook's.
 """
 
 import os
@@ -16,22 +15,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..compiler_log import captured
+from ..compiler_log import capture_messages
 from . import gpu, tpu
-from .built import Built, MemoryStats
+from .compile_result import CompileResult, MemoryStats
 
-IDLE_S = 600.0  # without a job for so long, the process ends: a compiler keeps its memory
+IDLE_S = 600.0  # seconds without a job, then the process ends: a loaded compiler does not free its memory
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-DUMP = {
-    "xla_dump_hlo_as_proto": True,
-    "xla_dump_hlo_as_text": False,
-}  # compilers hand out the buffers no other way
+# These compilers give the buffer assignment in a dump only.
+DUMP = {"xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": False}
 
 
 @dataclass(frozen=True)
-class Job:
-    """`program`: a StableHLO module as bytecode. `topology`: what `get_topology_desc` takes. `order`: ids of its
-    devices in the order of the mesh. `tupled`: the program's arguments go in as one tuple."""
+class CompileRequest:
+    """Program to compile.
+
+    Attributes:
+        program: StableHLO module as bytecode.
+        topology: Arguments for `get_topology_desc`.
+        order: Ids of the topology's devices in the order of the mesh.
+        tupled: Whether the program takes its arguments as one tuple.
+    """
 
     program: bytes
     topology: Mapping[str, Any]
@@ -40,13 +43,18 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The compiler's own message, whole."""
+class CompilerRefusal:
+    """Message of a compiler that refuses a program.
+
+    Attributes:
+        message: Full message.
+    """
 
     message: str
 
 
 def main() -> None:
+    """Answer jobs until the connection is closed or IDLE seconds have passed without one."""
     requests, lifeline, idle_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     threading.Thread(target=_end_with_the_other, args=(lifeline,), daemon=True).start()
     with Connection(requests) as connection:
@@ -59,20 +67,23 @@ def main() -> None:
 
 
 def _end_with_the_other(lifeline: int) -> None:
-    """The notebook's process holds the other end; the descriptor ends when that process does."""
+    """Exit when the notebook's process ends."""
+    # Returns at the end of the file: the other end of the pipe is open as long as the notebook's process runs.
     os.read(lifeline, 1)
+    # `sys.exit` would end this thread alone.
     os._exit(0)
 
 
-def _ready(topology: Mapping[str, Any]) -> str | Failed:
-    """Get a compiler ready before there is anything to compile."""
+def _ready(topology: Mapping[str, Any]) -> str | CompilerRefusal:
+    """Load a compiler before there is a program. Return the kind of its devices, or the compiler's message."""
     try:
         return load(topology)[0].device_kind
     except RuntimeError as error:
-        return Failed(str(error))
+        return CompilerRefusal(str(error))
 
 
-def _answer(job: Job) -> Built | Failed:
+def _answer(job: CompileRequest) -> CompileResult | CompilerRefusal:
+    """Compile a program. Lack of memory gives a result with `refused`, any other error the compiler's message."""
     from jax.errors import JaxRuntimeError
 
     start = time.perf_counter()
@@ -80,11 +91,12 @@ def _answer(job: Job) -> Built | Failed:
         return _built(job, start)
     except JaxRuntimeError as error:
         if OUT_OF_MEMORY in str(error):
-            return Built(refused=str(error), seconds=time.perf_counter() - start)
-        return Failed(str(error))
+            return CompileResult(refused=str(error), seconds=time.perf_counter() - start)
+        return CompilerRefusal(str(error))
 
 
-def _built(job: Job, start: float) -> Built:
+def _built(job: CompileRequest, start: float) -> CompileResult:
+    """Compile a program. Raises JaxRuntimeError."""
     # jax has no public way to compile a module for devices that are not attached.
     from jax._src.compiler import get_compile_options
     from jax._src.interpreters import mlir
@@ -97,15 +109,13 @@ def _built(job: Job, start: float) -> Built:
         asked = {**DUMP, "xla_dump_to": folder}
         options = get_compile_options(1, len(devices), [list(job.order)], asked, detailed_logging=False)
         options.parameter_is_tupled_arguments = job.tupled
-        with captured() as log, mlir.make_ir_context():
+        with capture_messages() as log, mlir.make_ir_context():
             module = ir.Module.parse(job.program)
-            made = devices[0].client.compile(
-                module, executable_devices=DeviceList(devices), compile_options=options
-            )
+            made = devices[0].client.compile(module, executable_devices=DeviceList(devices), compile_options=options)
         seconds = time.perf_counter() - start
         proto = next((path.read_bytes() for path in Path(folder).glob("*after_optimizations.hlo.pb")), b"")
     stats = made.get_compiled_memory_stats()
-    return Built(
+    return CompileResult(
         text=made.hlo_modules()[0].to_string(),
         stats=MemoryStats(**{f.name: getattr(stats, f.name, 0) for f in fields(MemoryStats)}),
         proto=proto,
@@ -115,7 +125,11 @@ def _built(job: Job, start: float) -> Built:
 
 
 def load(topology: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The devices of a topology, by the arguments of `get_topology_desc`; the same ones each time."""
+    """Return the devices of a topology, the same objects each time.
+
+    Args:
+        topology: Arguments for `get_topology_desc`.
+    """
     key = repr(sorted(topology.items()))
     if key not in _loaded:
         _loaded[key] = gpu.load(topology) if topology["platform"] == "cuda" else tpu.load(topology)

@@ -1,21 +1,21 @@
-"""Changes that last for a while, of the process, a thread or an object, which are undone whatever interrupts."""
+"""Temporary changes to the process, a thread or an object, undone whatever interrupts."""
 
-from .changes import Held as Held
-from .changes import Joined as Joined
-from .changes import Opened as Opened
-from .changes import Shared as Shared
-from .changes import Temporary as Temporary
-from .changes import Unfinished as Unfinished
-from .changes import end_leftovers as end_leftovers
-from .changes import within as within
+from .changes import AcquiredLock as AcquiredLock
+from .changes import ChangeGroup as ChangeGroup
+from .changes import OpenResource as OpenResource
+from .changes import SharedChange as SharedChange
+from .changes import TemporaryChange as TemporaryChange
+from .changes import UndoUnlessFinished as UndoUnlessFinished
+from .changes import end_abandoned as end_abandoned
+from .changes import run_in_context as run_in_context
+from .uninterrupted import run_uninterrupted as run_uninterrupted
 from .values import ABSENT as ABSENT
-from .values import Kept as Kept
-from .values import Place as Place
+from .values import Accessor as Accessor
 from .values import Replaced as Replaced
+from .values import Restored as Restored
 from .values import Wrapped as Wrapped
 from .values import attribute as attribute
-from .values import code_of as code_of
-from .values import elements as elements
-from .values import handler as handler
+from .values import function_code as function_code
 from .values import item as item
-from .whole import done_whole as done_whole
+from .values import list_elements as list_elements
+from .values import signal_handler as signal_handler

@@ -1,17 +1,18 @@
-"""`Temporary`: a change that is undone whatever interrupts; several as one, and those of several threads.
+"""Temporary changes that an interrupt at any line can't leave behind.
 
-Python raises KeyboardInterrupt between any two lines of the main thread: in an `__enter__`, an `__exit__` and a
-`finally`, too. So a change is an object whose state says what of it is made:
+Python raises KeyboardInterrupt between any two lines of the main thread, also in `__enter__`, `__exit__` and
+`finally`. A change is therefore an object whose state says how far it got:
 
-- `begin` notes what it is about to change before it changes that; `end` undoes what is noted. Either may be
-  interrupted, and both may be called at any time, any number of times.
-- In a `with` statement a change stands on a stack of its thread from before it begins until it has ended. Who ends,
-  ends all that is left above it; who begins, or calls `end_leftovers`, ends first what functions have left there that
-  run no more.
+- `apply` notes what it will change before it changes it, and `revert` undoes what is noted. Either may be interrupted,
+  and both may be called at any time, any number of times.
+- A change used by `with` is on its thread's stack from before it begins until it has ended. Reverting a change first
+  reverts all above it. Starting a change, or `end_abandoned`, first reverts changes left by functions that no longer
+  run.
 
-Footguns: a `with` statement over a change must not stand in a generator, which seems to have ended while it waits; but
-in one that `contextlib.contextmanager` decorates. An `end` that waits may be interrupted, and waits again when it is
-called once more.
+Footguns:
+- Don't put a `with` statement over a change in a generator, which seems to have ended while it waits, except in one
+  decorated by `contextlib.contextmanager`.
+- A `revert` that waits may be interrupted, and waits again when called again.
 """
 
 import contextlib
@@ -26,161 +27,182 @@ from typing import Any, ParamSpec, Self, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# Code flags of functions that can wait in their middle.
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-class Temporary:
-    """A change that is undone at the end of a `with` statement, at the latest by the next one.
+class TemporaryChange:
+    """Change undone at the end of a `with` statement, or at the latest by the next one.
 
-    A subclass has `begin` and `end`, as this module says. An `end` raises nothing that it would raise again.
+    Subclasses define `apply` and `revert`, as the module describes. `revert` raises nothing that it would raise again.
     """
 
-    _frame: FrameType | None = None  # the function whose `with` statement this is
+    _frame: FrameType | None = None  # of the function with the `with` statement
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         """Make the change; what is made of it already stays."""
         raise NotImplementedError
 
-    def end(self) -> None:
+    def revert(self) -> None:
         """Undo what is made of the change."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        end_leftovers()
+        end_abandoned()
         try:
-            self._frame = _statement(sys._getframe(1))
-            _open.changes.append(self)
-            self.begin()
+            self._frame = _with_statement_frame(sys._getframe(1))
+            # Before `apply`, so that a change that was interrupted in it is found and reverted.
+            _active.changes.append(self)
+            self.apply()
             return self
         except BaseException:
-            _end(self)
+            _revert_through(self)
             raise
 
     def __exit__(self, *error: object) -> bool | None:
         try:
-            _end(self)
+            _revert_through(self)
         except BaseException:
-            _end(self)  # where the first time was interrupted
+            # An interrupt may have come in the middle of the first revert: a second one finishes it.
+            _revert_through(self)
             raise
 
 
-class Joined(Temporary):
-    """Several changes as one; they begin in order and end in reverse."""
+class ChangeGroup(TemporaryChange):
+    """Several changes as one: applied in order, reverted in reverse."""
 
-    def __init__(self, *changes: Temporary):
+    def __init__(self, *changes: TemporaryChange):
         self._changes = changes
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         for change in self._changes:
-            change.begin()
+            change.apply()
 
-    def end(self) -> None:
+    def revert(self) -> None:
         for change in reversed(self._changes):
-            change.end()
+            change.revert()
 
 
-class Held(Temporary):
-    """A lock (`threading.RLock`) that this thread has; where it waits for none, only while it is `taken`.
+class AcquiredLock(TemporaryChange):
+    """Lock (`threading.RLock`) held by this thread for a while.
 
-    Python's own `with lock` lets it go in a line of its own, before which an interrupt may come.
+    Args:
+        lock: The lock.
+        waits: False to take it only if it is free; `is_acquired` says whether it was.
     """
 
     def __init__(self, lock: Any, *, waits: bool = True):
         self._lock, self._waits = lock, waits
 
     @property
-    def taken(self) -> bool:
-        """Whether this thread has it."""
-        return self._lock._is_owned()  # which Python's conditions ask as well
+    def is_acquired(self) -> bool:
+        """True while this thread holds the lock."""
+        return self._lock._is_owned()  # no public equivalent; `threading.Condition` calls it, too
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         self._lock.acquire(blocking=self._waits)
 
-    def end(self) -> None:
-        while self.taken:
+    def revert(self) -> None:
+        # Python's own `with lock` releases in a line of its own, before which an interrupt may come.
+        while self.is_acquired:
             self._lock.release()
 
 
-class Shared:
-    """A change that several make at once, in any threads: it lasts from the first that begins to the last that ends.
-    Called, it gives what one of them begins and ends."""
+class SharedChange:
+    """Change made by several users at once, in any threads: it lasts from the first `apply` to the last `revert`.
 
-    def __init__(self, change: Temporary):
-        self._change, self._users, self._lock = change, set["_Share"](), threading.RLock()
+    Called, it returns one use of the change.
 
-    def __call__(self) -> "_Share":
-        return _Share(self)
+    Args:
+        change: The change to share.
+    """
 
-    def begin(self, user: "_Share") -> None:
-        with Held(self._lock):
+    def __init__(self, change: TemporaryChange):
+        self._change, self._users, self._lock = change, set["_SharedUse"](), threading.RLock()
+
+    def __call__(self) -> "_SharedUse":
+        """Return one use of the change."""
+        return _SharedUse(self)
+
+    def add_user(self, user: "_SharedUse") -> None:
+        with AcquiredLock(self._lock):
             self._users.add(user)
-            self._change.begin()
+            self._change.apply()
 
-    def end(self, user: "_Share") -> None:
-        with Held(self._lock):
+    def remove_user(self, user: "_SharedUse") -> None:
+        with AcquiredLock(self._lock):
             self._users.discard(user)
             if not self._users:
-                self._change.end()
+                self._change.revert()
 
 
-class _Share(Temporary):
-    def __init__(self, shared: Shared):
+class _SharedUse(TemporaryChange):
+    def __init__(self, shared: SharedChange):
         self._shared = shared
 
-    def begin(self) -> None:
-        self._shared.begin(self)
+    def apply(self) -> None:
+        self._shared.add_user(self)
 
-    def end(self) -> None:
-        self._shared.end(self)
+    def revert(self) -> None:
+        self._shared.remove_user(self)
 
 
-class Unfinished(Temporary):
-    """Work that `undo()` undoes at the end, unless it is `finished` by then; that is called once more where it was
-    interrupted.
+class UndoUnlessFinished(TemporaryChange):
+    """Work that `undo()` reverts at the end, unless it is marked finished; an interrupted `undo` is called once more.
 
-    >>> with Unfinished(lambda: print("undone")) as work:
+    Args:
+        undo: Reverts the work.
+
+    >>> with UndoUnlessFinished(lambda: print("undone")) as work:
     ...     pass
     undone
     """
 
     def __init__(self, undo: Callable[[], object]):
-        self._undo, self._begun = undo, False
+        self._undo, self._is_pending = undo, False
 
-    def begin(self) -> None:
-        self._begun = True
+    def apply(self) -> None:
+        self._is_pending = True
 
-    def finished(self) -> None:
-        """There is nothing to undo any more."""
-        self._begun = False
+    def mark_finished(self) -> None:
+        """Declare that there is nothing to undo any more."""
+        self._is_pending = False
 
-    def end(self) -> None:
-        if self._begun:
+    def revert(self) -> None:
+        if self._is_pending:
             self._undo()
-            self._begun = False
+            self._is_pending = False
 
 
-class Opened(Temporary):
-    """`it`: what `opening()` gives, which is closed at the end."""
+class OpenResource(TemporaryChange):
+    """Resource opened by `opening()` and closed at the end.
 
-    it: Any
+    Args:
+        opening: Opens the resource and returns it.
+    """
+
+    resource: Any
 
     def __init__(self, opening: Callable[[], Any]):
         self._opening = opening
 
-    def begin(self) -> None:
-        self.it = self._opening()
+    def apply(self) -> None:
+        self.resource = self._opening()
 
-    def end(self) -> None:
-        if hasattr(self, "it"):
-            self.it.close()
+    def revert(self) -> None:
+        if hasattr(self, "resource"):
+            self.resource.close()
 
 
-def within(
+def run_in_context(
     context: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A decorator: each call runs within a `context()`.
+    """Return a decorator that runs each call in a `context()`.
 
-    What a context manager itself decorates is called by contextlib, whose frame would stand between those of the user.
+    A context manager's own decorator is called by contextlib, whose frame would stand between the user's frames.
+
+    Args:
+        context: Makes the context manager of one call.
     """
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -194,63 +216,68 @@ def within(
     return decorated
 
 
-class _Open(threading.local):
-    """The changes of this thread that have begun, the outermost first."""
+class _ActiveChanges(threading.local):
+    """Changes of this thread that have begun, outermost first."""
 
     def __init__(self) -> None:
-        self.changes: list[Temporary] = []
+        self.changes: list[TemporaryChange] = []
 
 
-_open = _Open()
+_active = _ActiveChanges()
 
 
-def end_leftovers() -> None:
-    """End what functions of this thread have left begun that run no more, as an interrupt came in their ends."""
-    changes = _open.changes
-    while changes and not _runs(changes[-1]._frame):
-        _end_last(changes[-1])
+def end_abandoned() -> None:
+    """Revert changes of this thread whose functions no longer run: an interrupt came while they were reverted."""
+    changes = _active.changes
+    while changes and not _is_running(changes[-1]._frame):
+        _revert_innermost(changes[-1])
 
 
-def _end(change: Temporary) -> None:
-    """End a change, and first all that began after it."""
-    changes = _open.changes
+def _revert_through(change: TemporaryChange) -> None:
+    """Revert a change, after everything that began later."""
+    changes = _active.changes
     while any(each is change for each in changes):
-        _end_last(changes[-1])
+        _revert_innermost(changes[-1])
 
 
-def _end_last(change: Temporary) -> None:
-    """End the innermost change, and take it off the stack: but after an interrupt, so that it is ended again."""
-    change._frame = sys._getframe()  # where its end makes changes of its own it is none that was left
+def _revert_innermost(change: TemporaryChange) -> None:
+    """Revert the innermost change and take it off the stack; an interrupted one stays there, to be reverted again."""
+    # `revert` may start changes of its own, which first revert abandoned ones: this one must count as running.
+    change._frame = sys._getframe()
     try:
-        change.end()
+        change.revert()
+    # An interrupt is no Exception: the change stays on the stack.
     except Exception:
         change._frame = None
-        _open.changes.remove(change)
+        _active.changes.remove(change)
         raise
     change._frame = None
-    _open.changes.remove(change)
+    _active.changes.remove(change)
 
 
-def _statement(frame: FrameType | None) -> FrameType | None:
-    """The function that runs a `with` statement whose `__enter__` is called by `frame`: behind what contextlib makes of
-    generators, and behind its stacks. Raises RuntimeError for another generator, which may wait with it open."""
-    while frame is not None and (frame.f_code.co_filename == contextlib.__file__ or _of_contextlib(frame)):
+def _with_statement_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the function whose `with` statement calls `__enter__` from `frame`.
+
+    Frames of contextlib, and of generators that contextlib decorates, are skipped.
+
+    Raises:
+        RuntimeError: The function is any other generator or coroutine, which may wait with the change open.
+    """
+    while frame is not None and (frame.f_code.co_filename == contextlib.__file__ or _is_called_by_contextlib(frame)):
         frame = frame.f_back
     if frame is not None and frame.f_code.co_flags & _SUSPENDED:
-        raise RuntimeError(
-            f"{frame.f_code.co_qualname} can wait in its middle, and must hold no change meanwhile"
-        )
+        raise RuntimeError(f"{frame.f_code.co_qualname} can wait in its middle, and must hold no change meanwhile")
     return frame
 
 
-def _of_contextlib(frame: FrameType) -> bool:
-    """Whether contextlib has made a context of this generator."""
+def _is_called_by_contextlib(frame: FrameType) -> bool:
+    """Return whether contextlib has made a context of this generator."""
     caller = frame.f_back
     return caller is not None and caller.f_code.co_filename == contextlib.__file__
 
 
-def _runs(function: FrameType | None) -> bool:
-    """Whether this thread is inside of a function."""
+def _is_running(function: FrameType | None) -> bool:
+    """Return whether this thread is inside of `function`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame is function:

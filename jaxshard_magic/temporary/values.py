@@ -1,4 +1,4 @@
-"""Values that something has for a while: an attribute, an item, all elements of a list, a signal's handler."""
+"""Changes to values: an attribute, an item, all elements of a list, a signal's handler."""
 
 import signal
 from collections.abc import Callable, MutableMapping
@@ -6,42 +6,56 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-from .changes import Temporary
+from .changes import TemporaryChange
 
-ABSENT = object()  # the value of a place that has none
+ABSENT = object()  # stands for a value that does not exist
 
 
 @dataclass(frozen=True)
-class Place:
-    """Something that has a value: `read()` gives it, `write(value)` sets it, `ABSENT` where it is to have none."""
+class Accessor:
+    """Read and write access to a value.
+
+    Attributes:
+        read: Returns the value, `ABSENT` for none.
+        write: Sets the value; `ABSENT` removes it.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
 
-class Kept(Temporary):
-    """Whatever becomes of a place's value, it is what it was before at the end."""
+class Restored(TemporaryChange):
+    """Change that restores a value, whatever becomes of it in between.
 
-    def __init__(self, place: Place):
-        self._place, self._noted = place, list[Any]()
+    Args:
+        accessor: Access to the value.
+    """
 
-    def begin(self) -> None:
-        if not self._noted:
-            self._noted.append(self._place.read())
+    def __init__(self, accessor: Accessor):
+        self._accessor, self._original_values = accessor, list[Any]()
 
-    def end(self) -> None:
-        if self._noted:
-            self._place.write(self._noted[0])
-            self._noted.clear()
+    def apply(self) -> None:
+        # Called again after an interrupt, `read` may return the changed value.
+        if not self._original_values:
+            self._original_values.append(self._accessor.read())
+
+    def revert(self) -> None:
+        if self._original_values:
+            self._accessor.write(self._original_values[0])
+            self._original_values.clear()
 
     @property
-    def before(self) -> Any:
-        """The value from before the change; only while it lasts."""
-        return self._noted[0]
+    def original(self) -> Any:
+        """Value from before the change, available only while it lasts."""
+        return self._original_values[0]
 
 
-class Replaced(Kept):
-    """A place that has another value for a while.
+class Replaced(Restored):
+    """Change that replaces a value.
+
+    Args:
+        accessor: Access to the value.
+        value: The other value.
 
     >>> import os
     >>> with Replaced(item(os.environ, "TZ_OF_A_TEST"), "UTC"):
@@ -51,30 +65,43 @@ class Replaced(Kept):
     False
     """
 
-    def __init__(self, place: Place, value: Any):
-        super().__init__(place)
+    def __init__(self, accessor: Accessor, value: Any):
+        super().__init__(accessor)
         self._value = value
 
-    def begin(self) -> None:
-        super().begin()
-        self._place.write(self._value)
+    def apply(self) -> None:
+        super().apply()
+        self._accessor.write(self._value)
 
 
-class Wrapped(Kept):
-    """A place that has what `wrap` makes of its value for a while."""
+class Wrapped(Restored):
+    """Change that puts `wrap(value)` in place of a value.
 
-    def __init__(self, place: Place, wrap: Callable[[Any], Any]):
-        super().__init__(place)
+    Args:
+        accessor: Access to the value.
+        wrap: Makes the other value of the value.
+    """
+
+    def __init__(self, accessor: Accessor, wrap: Callable[[Any], Any]):
+        super().__init__(accessor)
         self._wrap = wrap
 
-    def begin(self) -> None:
-        super().begin()
-        if self._place.read() is self._noted[0]:
-            self._place.write(self._wrap(self._noted[0]))
+    def apply(self) -> None:
+        super().apply()
+        # Called again after an interrupt, the value is not wrapped twice.
+        if self._accessor.read() is self._original_values[0]:
+            self._accessor.write(self._wrap(self._original_values[0]))
 
 
-def attribute(owner: Any, name: str) -> Place:
-    """An attribute of an object, a class or a module: of its own, so that it has none where a base class has it."""
+def attribute(owner: Any, name: str) -> Accessor:
+    """Return access to an attribute of an object, a class or a module.
+
+    An attribute of a base class counts as `ABSENT`.
+
+    Args:
+        owner: The object.
+        name: Name of its attribute.
+    """
 
     def write(value: Any) -> None:
         if value is not ABSENT:
@@ -82,11 +109,12 @@ def attribute(owner: Any, name: str) -> Place:
         elif name in vars(owner):
             delattr(owner, name)
 
-    return Place(lambda: vars(owner).get(name, ABSENT), write)
+    # `getattr` would find attributes of base classes, and bind methods.
+    return Accessor(lambda: vars(owner).get(name, ABSENT), write)
 
 
-def item(mapping: MutableMapping[Any, Any], key: Any) -> Place:
-    """An item of a mapping."""
+def item(mapping: MutableMapping[Any, Any], key: Any) -> Accessor:
+    """Return access to an item of a mapping."""
 
     def write(value: Any) -> None:
         if value is not ABSENT:
@@ -94,31 +122,32 @@ def item(mapping: MutableMapping[Any, Any], key: Any) -> Place:
         else:
             mapping.pop(key, None)
 
-    return Place(lambda: mapping.get(key, ABSENT), write)
+    return Accessor(lambda: mapping.get(key, ABSENT), write)
 
 
-def code_of(function: FunctionType) -> Place:
-    """What a function runs, whoever holds it."""
+def function_code(function: FunctionType) -> Accessor:
+    """Return access to the code of a function, for every reference to it."""
 
     def write(code: CodeType) -> None:
         function.__code__ = code
 
-    return Place(lambda: function.__code__, write)
+    return Accessor(lambda: function.__code__, write)
 
 
-def elements(sequence: list[Any]) -> Place:
-    """All elements of a list."""
+def list_elements(sequence: list[Any]) -> Accessor:
+    """Return access to all elements of a list."""
 
     def write(value: list[Any]) -> None:
         sequence[:] = value
 
-    return Place(lambda: [*sequence], write)
+    return Accessor(lambda: [*sequence], write)
 
 
-def handler(number: signal.Signals) -> Place:
-    """The handler of a signal; for the main thread."""
+def signal_handler(number: signal.Signals) -> Accessor:
+    """Return access to a signal's handler. Only the main thread may write it."""
 
     def write(value: Any) -> None:
+        # `getsignal` returns None for a handler that Python has not installed, which `signal.signal` refuses.
         signal.signal(number, signal.SIG_DFL if value is None else value)
 
-    return Place(lambda: signal.getsignal(number), write)
+    return Accessor(lambda: signal.getsignal(number), write)

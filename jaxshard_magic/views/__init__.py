@@ -1,1 +1,1 @@
-"""A `Report` as text, HTML, drawings, a widget and figures; nothing here imports jax."""
+"""Render a `Report` as text, HTML, drawings, a widget and figures, without importing jax."""

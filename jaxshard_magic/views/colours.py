@@ -1,10 +1,11 @@
-"""The colours of every view: pairs for light and dark grounds, and one set that is seen on both.
+"""Colours of all views: a set for light backgrounds, a set for dark ones, and one legible on both.
 
-Hue is a mesh axis, a memory role, a kind of a pipeline's actions (`on-` is the ink on it) or what the time of a
-recorded step goes to, by the letters of `words.SPENT`; text has a contrast of at least 4.5 on its ground, marks of 3.
+A hue stands for a mesh axis, a memory role, a kind of pipeline action (`on-F` is the text colour on `F`), or a kind of
+recorded time, by the letters of `words.TIME_KINDS`. Text has a contrast of at least 4.5 against its background, marks
+of 3.
 """
 
-SPENT = "RUOMX"  # what a recorded step's time goes to, beside F and B
+SPENT = "RUOMX"  # kinds of time of a recorded step, besides F and B
 ROLES = ("params", "optimizer", "batch", "temporaries")
 
 LIGHT = {
@@ -81,7 +82,7 @@ DARK = {
 }
 THEMES = {"light": LIGHT, "dark": DARK}
 
-# For HTML that cannot know its ground.
+# For HTML on a page that may be light or dark.
 BOTH = {
     "a0": "#3f83d6",
     "a1": "#c8641f",

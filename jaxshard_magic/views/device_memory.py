@@ -1,4 +1,7 @@
-"""Memory per device, with devices that are alike within 1% told once."""
+"""Memory per device; devices with equal memory to within 1% form one group.
+
+All sizes are bytes.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,110 +11,121 @@ from jaxshard_magic.report import DeviceMemory, Memory
 
 ROLES = ("params", "optimizer", "batch", "temporaries", "other")
 
-ALIKE = 0.01
-SEEN = 0.05  # of the limit: less is drawn on a scale of its own
+ALIKE = 0.01  # share of the peak within which devices are equal
+SEEN = 0.05  # share of the limit below which bars have a scale of their own
 
 
 @dataclass(frozen=True)
-class Group:
-    """Devices that hold the same to within 1%; `most` is the one that holds most."""
+class DeviceGroup:
+    """Devices with equal memory to within 1%.
+
+    Attributes:
+        devices: Device ids, ascending.
+        fullest: Memory of the device with most bytes.
+    """
 
     devices: tuple[int, ...]
-    most: DeviceMemory
+    fullest: DeviceMemory
 
 
 def bytes_of_arrays(device: DeviceMemory) -> int:
-    """Bytes of the step's arrays on one device, temporaries left out."""
+    """Return the bytes of the step's arrays on one device, without temporaries."""
     return device.params + device.optimizer + device.batch + device.other
 
 
 def bytes_at_peak(device: DeviceMemory) -> int:
-    """Bytes on one device at the peak, or all that is known of them."""
+    """Return the bytes on one device at the peak; if the peak is unknown, the sum of all known bytes."""
     return device.peak if device.peak is not None else bytes_of_arrays(device) + (device.temporaries or 0)
 
 
-def groups(memory: Memory) -> tuple[Group, ...]:
-    """The devices in groups that are alike, fullest first."""
-    same: dict[tuple[int | None, ...], list[DeviceMemory]] = defaultdict(list)
+def groups(memory: Memory) -> tuple[DeviceGroup, ...]:
+    """Group devices with equal memory, the fullest group first."""
+    identical: dict[tuple[int | None, ...], list[DeviceMemory]] = defaultdict(list)
     for device in memory.per_device:
-        same[(*(getattr(device, role) for role in ROLES), device.peak)].append(device)
-    order = sorted(same.values(), key=lambda devices: (-bytes_at_peak(devices[0]), devices[0].device))
-    alike: list[tuple[DeviceMemory, list[int]]] = []
-    near = 0  # the first group that is not yet too full for any that follow
+        identical[(*(getattr(device, role) for role in ROLES), device.peak)].append(device)
+    order = sorted(identical.values(), key=lambda devices: (-bytes_at_peak(devices[0]), devices[0].device))
+    grouped: list[tuple[DeviceMemory, list[int]]] = []
+    first_open = 0  # the first group that this and later devices may join
     for devices in order:
-        while near < len(alike) and bytes_at_peak(alike[near][0]) - bytes_at_peak(
+        # Devices come in descending order: a group too full for this device is too full for all later ones.
+        while first_open < len(grouped) and bytes_at_peak(grouped[first_open][0]) - bytes_at_peak(
             devices[0]
-        ) > ALIKE * bytes_at_peak(alike[near][0]):
-            near += 1
+        ) > ALIKE * bytes_at_peak(grouped[first_open][0]):
+            first_open += 1
         ids = [device.device for device in devices]
-        for most, members in alike[near:]:
-            if _alike(most, devices[0]):
+        for most, members in grouped[first_open:]:
+            if _has_same_roles(most, devices[0]):
                 members += ids
                 break
         else:
-            alike.append((devices[0], ids))
-    return tuple(Group(tuple(sorted(members)), most) for most, members in alike)
+            grouped.append((devices[0], ids))
+    return tuple(DeviceGroup(tuple(sorted(members)), most) for most, members in grouped)
 
 
-def _alike(most: DeviceMemory, other: DeviceMemory) -> bool:
-    """Whether two devices that hold about the same hold it of the same roles."""
+def _has_same_roles(most: DeviceMemory, other: DeviceMemory) -> bool:
+    """Return whether each role of two devices is equal to within 1% of the peak of `most`."""
     room = ALIKE * bytes_at_peak(most)
     known = (most.temporaries is None) == (other.temporaries is None)
     return known and all(abs((getattr(most, r) or 0) - (getattr(other, r) or 0)) <= room for r in ROLES)
 
 
 def fullest(memory: Memory | None) -> DeviceMemory | None:
-    """The device that holds most; None where nothing is known of any."""
-    return groups(memory)[0].most if memory is not None and memory.per_device else None
+    """Return the device with most bytes; None if nothing is known about any device."""
+    return groups(memory)[0].fullest if memory is not None and memory.per_device else None
 
 
 def roles(memory: Memory) -> list[str]:
-    """The roles that some device holds bytes of."""
+    """Return the roles with bytes on at least one device."""
     return [role for role in ROLES if any(getattr(device, role) for device in memory.per_device)]
 
 
 def limit(memory: Memory) -> int | None:
-    """The memory limit of a device, None where there is none or it is not known."""
+    """Return the memory limit of a device; None if there is no limit, or an unknown one."""
     return next((d.limit for d in memory.per_device if d.limit is not None), None)
 
 
-def measured(memory: Memory, devices: Iterable[int] | None = None) -> DeviceMemory | None:
-    """The one of `devices`, all by default, whose measured peak is the largest; None where none was measured."""
+def highest_measured(memory: Memory, devices: Iterable[int] | None = None) -> DeviceMemory | None:
+    """Return the device with the largest measured peak; None without a measurement.
+
+    Args:
+        memory: Memory of all devices.
+        devices: Ids to choose from; all by default.
+    """
     among = None if devices is None else set(devices)
     known = [d for d in memory.per_device if d.measured is not None and (among is None or d.device in among)]
     return max(known, key=lambda d: d.measured or 0, default=None)
 
 
 def error(device: DeviceMemory) -> float | None:
-    """By how much of the computed peak the measured one lies above it; None where one of them is not known."""
+    """Return the measured peak relative to the computed one, minus 1; None if either is unknown."""
     return device.measured / device.peak - 1 if device.measured is not None and device.peak else None
 
 
 def length(device: DeviceMemory) -> int:
-    """Bytes that a device's bar takes: its peak, or its segments where they are more."""
+    """Return the length of a device's bar: the peak, or the sum of all segments if larger."""
     return max(bytes_at_peak(device), sum(size for _, size in segments(device)))
 
 
 def longest(memory: Memory) -> int:
-    """Bytes that the longest bar takes, with the ticks of measured peaks."""
+    """Return the length of the longest bar, including ticks of measured peaks; at least 1."""
     bars = max(map(length, memory.per_device))
-    top = measured(memory)
+    top = highest_measured(memory)
     return max(1, bars, (top and top.measured) or 0)
 
 
-def enlarged(memory: Memory) -> bool:
-    """Whether bars have a scale of their own, for on the limit's they would not be seen."""
+def has_own_scale(memory: Memory) -> bool:
+    """Return whether bars have a scale of their own, being too short to see on the limit's scale."""
     most = limit(memory)
     return most is not None and longest(memory) < SEEN * most
 
 
 def scale(memory: Memory) -> tuple[int, int | None]:
-    """Where the scale of the bars ends, in bytes, and the limit where that lies on it."""
+    """Return the end of the bars' scale, and the limit if the scale includes it, else None."""
     most = limit(memory)
     full = longest(memory)
-    return (full, None) if most is None or enlarged(memory) else (max(full, most), most)
+    return (full, None) if most is None or has_own_scale(memory) else (max(full, most), most)
 
 
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:
-    """The roles of a device's memory in the order they are stacked, those that are there."""
+    """Return (role, bytes) of a device in stacking order, without empty roles."""
     return [(role, size) for role in ROLES if (size := getattr(device, role))]

@@ -1,35 +1,38 @@
-"""An explorer as its widget reads it: arrays by shape, the strategy's layout, what the compiler made of a line."""
+"""Data of an explorer for its widget: arrays by shape, the strategy's layout, and results of compiled lines."""
 
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxshard_magic.config.strategies import EXPLORED
 from jaxshard_magic.report import Collective
-from jaxshard_magic.report.held import held
-from jaxshard_magic.report.sent import PageWidget
+from jaxshard_magic.report.device_leaves import stored_bytes
+from jaxshard_magic.report.exports import PageWidget
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
 from jaxshard_magic.views.leaves_payload import ROLES
-from jaxshard_magic.views.packing import compressed, span_pairs
+from jaxshard_magic.views.payload_encoding import compressed, span_pairs
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
-    from jaxshard_magic.explorer.stepped import Compiled, Refused
+    from jaxshard_magic.explorer.explored_step import CompiledLine, RefusedLine
 
 VERSION = 1
 
 
 def packed_explorer(ex: "Explorer") -> bytes:
-    """The payload as compact JSON in UTF-8, compressed with zlib."""
+    """Return the payload as compact JSON in UTF-8, compressed with zlib."""
     return compressed(payload(ex))
 
 
-def live(ex: "Explorer") -> PageWidget:
-    """The explorer's widget for a page."""
+def page_widget(ex: "Explorer") -> PageWidget:
+    """Return the explorer's widget for a standalone page."""
     return PageWidget("explore", packed_explorer(ex), {**state(ex), "leaf": None, "device": None})
 
 
 def payload(ex: "Explorer") -> dict[str, Any]:
-    """What stays the same of an explorer while it is edited. Names are plain text, never markup."""
+    """Return the data that stays constant while the explorer is edited.
+
+    Names are plain text, never markup.
+    """
     roles = [a.role if a.role in ROLES else "other" for a in ex.arrays]
     order = sorted(range(len(ex.arrays)), key=lambda i: ROLES.index(roles[i]))
     return {
@@ -48,8 +51,8 @@ def payload(ex: "Explorer") -> dict[str, Any]:
         "now": ex.held_now,
         "strategies": list(EXPLORED) if ex.stepped is not None else [],
         "line": {
-            "home": ex.text_of.home,
-            "kept": list(map(printable, ex.text_of.kept)),
+            "home": ex.text_of.default_mesh,
+            "kept": list(map(printable, ex.text_of.other_options)),
             "rules": list(map(printable, ex.text_of.rules)),
         },
         "cell": None if ex.stepped is None else ex.stepped.cell,
@@ -57,43 +60,43 @@ def payload(ex: "Explorer") -> dict[str, Any]:
 
 
 def shown_paths(ex: "Explorer") -> list[str]:
-    """The paths as the front end writes them."""
+    """Return the paths of all arrays as displayed in the browser."""
     return [printable(a.path) for a in ex.arrays]
 
 
 def state(ex: "Explorer") -> dict[str, Any]:
-    """What changes of it, by the names of the widget's traits."""
+    """Return the data that changes, keyed by the widget's trait names."""
     return {
         "axes": [[axis, size] for axis, size in ex.axes.items()],
         "strategy": ex.strategy,
         "wishes": _wishes(ex),
-        "laid": laid(ex),
-        # numbered, for a browser takes an answer that is the same as before for none
+        "laid": layout_payload(ex),
+        # Numbered, because a browser ignores a new value that equals the old one.
         "compiled": None if ex.compiled is None else {**compiled(ex.compiled), "answer": ex.answers},
     }
 
 
-def laid(ex: "Explorer") -> dict[str, Any]:
-    """How the strategy lays the arrays out on the mesh that was asked for, or why that can't be told."""
+def layout_payload(ex: "Explorer") -> dict[str, Any]:
+    """Return the strategy's layout of the arrays on the requested mesh, or the reason for having none."""
     whys: dict[str, int] = {}
-    found = ex.laid
+    layout = ex.laid
     return {
         "strategy": ex.strategy,
         "mesh": [[axis, size] for axis, size in ex.axes.items()],
         "devices": list(ex.mesh_info.devices),
-        "cuts": [[list(axes) for axes in cut] for cut in found.cuts],
-        "why": [whys.setdefault(printable(why), len(whys)) for why in found.whys],
+        "cuts": [[list(axes) for axes in cut] for cut in layout.cuts],
+        "why": [whys.setdefault(printable(why), len(whys)) for why in layout.reasons],
         "whys": list(whys),
-        "settled": _settled(ex),
-        "given": [i for i, why in enumerate(found.whys) if why.startswith("given ")],
+        "settled": _override_payload(ex),
+        "given": [i for i, why in enumerate(layout.reasons) if why.startswith("given ")],
         "note": printable(ex.note),
         "count": ex.place.count,
         "made_of": ex.place.made_of,
     }
 
 
-def _settled(ex: "Explorer") -> dict[str, Any] | None:
-    """The layout with what is set by hand, and what that was."""
+def _override_payload(ex: "Explorer") -> dict[str, Any] | None:
+    """Return the layout with the specs set by hand, together with those specs; None without such a layout."""
     if ex.settled is None:
         return None
     cuts = [[list(axes) for axes in cut] for cut in ex.settled.cuts]
@@ -104,13 +107,14 @@ def _wishes(ex: "Explorer") -> dict[str, list[list[str]]]:
     return {printable(path): [list(axes) for axes in cut] for path, cut in ex.wishes.items()}
 
 
-def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
-    """A line's figures on the fullest device, as they were predicted and as they are; or why it has none."""
+def compiled(trial: "CompiledLine | RefusedLine") -> dict[str, Any]:
+    """Return the predicted and compiled figures of a line on the fullest device, or the error."""
+    # Only refused lines have `why`; their classes are imported for type checking alone.
     why = getattr(trial, "why", None)
     empty = {"line": printable(trial.line), "error": None, "axes": [], "verdict": [], "rows": []}
     if why is not None:
         return {**empty, "error": printable(why)}
-    trial = cast("Compiled", trial)
+    trial = cast("CompiledLine", trial)
     return {
         **empty,
         "axes": [printable(axis) for axis in trial.report.mesh.axes],
@@ -119,38 +123,38 @@ def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
     }
 
 
-def _memory_rows(compiled: "Compiled") -> list[list[Any]]:
+def _memory_rows(compiled: "CompiledLine") -> list[list[Any]]:
     predicted, top = compiled.predicted, device_memory.fullest(compiled.report.memory)
-    arrays = held(compiled.report.leaves)  # those that go in, as the explorer counts them
+    arrays = stored_bytes(compiled.report.leaves)  # arguments alone, as in the prediction
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
         ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],
     ]
 
 
-def _sent_rows(compiled: "Compiled") -> list[list[Any]]:
-    """All that is sent, then by kind of collective and axes: how many, and bytes."""
+def _sent_rows(compiled: "CompiledLine") -> list[list[Any]]:
+    """Return rows of communication: everything sent, then count and bytes by kind of collective and axes."""
     predicted = None if compiled.predicted is None else compiled.predicted.collectives
     read = compiled.report.collectives
-    rows: list[list[Any]] = [["sent in a step", None, _sent(predicted), _sent(read)]]
+    rows: list[list[Any]] = [["sent in a step", None, _sent_text(predicted), _sent_text(read)]]
     keys = dict.fromkeys((c.kind, c.axes) for c in (*(read or ()), *(predicted or ())))
     for kind, axes in keys:
-        alike = [
+        matching = [
             None if some is None else [c for c in some if (c.kind, c.axes) == (kind, axes)]
             for some in (predicted, read)
         ]
         over = None if axes is None else [printable(axis) for axis in axes]
         rows.append(
-            [f"{printable(kind)}s over" if over else f"other {printable(kind)}s", over, *map(_counted, alike)]
+            [f"{printable(kind)}s over" if over else f"other {printable(kind)}s", over, *map(_count_text, matching)]
         )
     return rows
 
 
-def _sent(collectives: "tuple[Collective, ...] | None") -> str:
+def _sent_text(collectives: "tuple[Collective, ...] | None") -> str:
     return UNKNOWN if collectives is None else words.sent_text(collectives) if collectives else "nothing"
 
 
-def _counted(collectives: list[Collective] | None) -> str:
+def _count_text(collectives: list[Collective] | None) -> str:
     if not collectives:
         return UNKNOWN if collectives is None else "none"
     return f"{words.sent_text(collectives)} in {count_text(sum(c.count for c in collectives))}"

@@ -1,4 +1,4 @@
-"""An explorer as a Jupyter widget. What its reader edits there is the explorer's, and the other way round."""
+"""Layout explorer as a Jupyter widget; edits in the browser change the explorer, and the other way round."""
 
 from collections.abc import Mapping
 from numbers import Integral
@@ -9,29 +9,32 @@ from traitlets import Dict, observe
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.temporary import Replaced, attribute
 from jaxshard_magic.views import explorer_payload as payload
-from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
+from jaxshard_magic.views.live_view import LiveView, SelectionTrait, quoted
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
 
-MOST = 4096  # devices of a mesh that is set in the browser
+MAX_DEVICES = 4096  # devices of a mesh set in the browser, at most
 
 
 class ExplorerView(LiveView):
-    """An explorer to click in.
+    """Widget to edit an explorer's mesh, strategy and specs.
 
-    `leaf` (a path) and `device` (its position in the mesh) are what is looked at, None for none; setting them changes
-    the picture. The mesh, the strategy and the specs are the explorer's: `ex.mesh = "data=8"` changes it as well.
+    Setting `leaf` (a path) or `device` (its position in the mesh) selects what the picture shows; None clears the
+    selection. Mesh, strategy and specs belong to the explorer: `ex.mesh = "data=8"` changes the widget as well.
+
+    Args:
+        explorer: Explorer to show and to edit.
     """
 
     bundle = "explore"
-    chosen_names = ("leaf", "device", "axes", "strategy", "wishes")
+    selection_names = ("leaf", "device", "axes", "strategy", "wishes")
 
-    leaf = Chosen().tag(sync=True)
-    device = Chosen().tag(sync=True)
-    axes = Chosen().tag(sync=True)
-    strategy = Chosen().tag(sync=True)
-    wishes = Chosen().tag(sync=True)
+    leaf = SelectionTrait().tag(sync=True)
+    device = SelectionTrait().tag(sync=True)
+    axes = SelectionTrait().tag(sync=True)
+    strategy = SelectionTrait().tag(sync=True)
+    wishes = SelectionTrait().tag(sync=True)
     laid = Dict().tag(sync=True)
     compiled = Dict(None, allow_none=True).tag(sync=True)
 
@@ -40,16 +43,22 @@ class ExplorerView(LiveView):
         self._paths: dict[str, str] = {
             shown: a.path for shown, a in zip(payload.shown_paths(explorer), explorer.arrays, strict=True)
         }
+        # Values set by the constructor are no edits: `_edited` ignores them while this is set.
         self._telling = True
         super().__init__(explorer, payload.packed_explorer(explorer), **payload.state(explorer))
         self._telling = False
-        explorer.listen(self._tell)
+        explorer.listen(self._pull_state)
 
     def __repr__(self) -> str:
         return f"<ExplorerView of {self.explorer!r}>"
 
-    def checked(self, name: str, value: Any) -> Any:
-        """`value` as the trait `name` holds it. Raises ShardError for what this explorer does not have."""
+    def validate_choice(self, name: str, value: Any) -> Any:
+        """Return `value` as the trait `name` stores it.
+
+        Raises:
+            ShardError: The explorer has no such array, device, mesh, strategy or spec.
+        """
+        # Dispatch by name: each trait in `selection_names` needs a method `_checked_<trait>`.
         return getattr(self, f"_checked_{name}")(value)
 
     def _checked_leaf(self, value: Any) -> str | None:
@@ -60,17 +69,14 @@ class ExplorerView(LiveView):
         return list(self._paths)[self.explorer.index(str(value))]
 
     def _checked_device(self, value: Any) -> int | None:
+        # bool is an Integral in Python: True would be device 1.
         if value is None or (isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0):
             return None if value is None else int(value)
         raise ShardError(f"no device {quoted(value)}: a device is its position in the mesh, from 0 on")
 
     def _checked_axes(self, value: Any) -> list[list[Any]]:
         pairs = [tuple(pair) for pair in value] if isinstance(value, (list, tuple)) else None
-        if (
-            not pairs
-            or any(len(pair) != 2 or not _axis(*pair) for pair in pairs)
-            or len(dict(pairs)) < len(pairs)
-        ):
+        if not pairs or any(len(pair) != 2 or not _is_axis(*pair) for pair in pairs) or len(dict(pairs)) < len(pairs):
             raise ShardError(f"no mesh {quoted(value)}: write its axes, each with its size")
         return [[name, int(size)] for name, size in pairs]
 
@@ -86,12 +92,13 @@ class ExplorerView(LiveView):
         cuts: Mapping[str, Any] = value
         for path, cut in cuts.items():
             self.explorer.index(self._paths.get(path, path))
-            if not isinstance(cut, (list, tuple)) or not all(_names(axes) for axes in cut):
+            if not isinstance(cut, (list, tuple)) or not all(_is_axis_names(axes) for axes in cut):
                 raise ShardError(f"no spec {quoted(cut)} of {quoted(path)}: the axes of each dimension")
         return {path: [list(axes) for axes in cut] for path, cut in cuts.items()}
 
-    def _tell(self) -> None:
-        """The explorer has changed."""
+    def _pull_state(self) -> None:
+        """Copy the explorer's state into the traits."""
+        # `hold_sync` sends all changed traits in one message.
         with Replaced(attribute(self, "_telling"), True), self.hold_sync():
             for name, value in payload.state(self.explorer).items():
                 if getattr(self, name) != value:
@@ -99,7 +106,7 @@ class ExplorerView(LiveView):
 
     @observe("axes", "strategy", "wishes")
     def _edited(self, _: Any) -> None:
-        """What was edited in the browser is the explorer's now; what it can't be is taken back there."""
+        """Apply an edit from the browser to the explorer; restore the traits if the explorer refuses the edit."""
         if self._telling:
             return
         edited: dict[str, list[list[str]]] = self.wishes
@@ -107,19 +114,20 @@ class ExplorerView(LiveView):
         try:
             self.explorer.change(axes=dict(self.axes), strategy=self.strategy, wishes=wishes)
         except ShardError:
-            self._tell()
-        self.send_state("laid")  # a browser that asked for the same again waits for an answer
+            self._pull_state()
+        self.send_state("laid")  # a browser waits for an answer even if nothing changes
 
-    def _answer(self, view: Any, content: Any, buffers: Any) -> None:
-        super()._answer(view, content, buffers)
+    def _reply(self, view: Any, content: Any, buffers: Any) -> None:
+        super()._reply(view, content, buffers)
         if isinstance(content, Mapping) and content.get("kind") == "compile":
             self.explorer.try_to_compile()
 
 
-def _axis(name: Any, size: Any) -> bool:
+def _is_axis(name: Any, size: Any) -> bool:
+    # bool is an Integral in Python: True would be size 1.
     whole = isinstance(size, Integral) and not isinstance(size, bool)
-    return isinstance(name, str) and name.isidentifier() and whole and 1 <= int(size) <= MOST
+    return isinstance(name, str) and name.isidentifier() and whole and 1 <= int(size) <= MAX_DEVICES
 
 
-def _names(axes: Any) -> bool:
+def _is_axis_names(axes: Any) -> bool:
     return isinstance(axes, (list, tuple)) and all(isinstance(axis, str) for axis in axes)

@@ -1,78 +1,80 @@
-"""Memory in HTML: a row of figures and a bar for each group of devices, and the largest buffers."""
+"""Memory section of the HTML report: figures and a bar for each group of devices, and the largest buffers."""
 
 from collections.abc import Iterator, Sequence
 
 from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, svg, words
-from jaxshard_magic.views.device_stages import Stages, stages
-from jaxshard_magic.views.divided.html import held
+from jaxshard_magic.views.device_stages import DeviceStages, stages
+from jaxshard_magic.views.experts_positions.html import ring_memory_html
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
-from jaxshard_magic.views.source_lines import place_in_short
-from jaxshard_magic.views.tags import cell, code, joined, row, section, small, table, text
+from jaxshard_magic.views.html_tags import cell, code, escaped, join_nonempty, row, section, small, table
+from jaxshard_magic.views.source_lines import short_line
 from jaxshard_magic.views.terminal import shorten
 
 ROWS = 8
-LONG = 48  # letters of a name
+LONG = 48  # letters of a buffer's name, at most
 
 
 def memory_section(report: Report) -> str:
-    """The section of a report on memory, empty where nothing is known of it."""
-    memory, told = report.memory, stages(report)
+    """Return the section on memory; empty if nothing is known about memory."""
+    memory, stage_map = report.memory, stages(report)
     if memory is None or not memory.per_device:
         return ""
     groups = device_memory.groups(memory)
-    roles = [
-        r for r in device_memory.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)
-    ]
+    roles = [r for r in device_memory.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)]
     heads = [*(f"{svg.role_mark(r)} {r}" for r in roles), "peak"]
-    if device_memory.measured(memory):
+    if device_memory.highest_measured(memory):
         heads.append(f"{svg.measured_mark()} measured peak")
     top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in heads)])
     left = sum(len(g.devices) for g in groups[ROWS:])
-    title = "; ".join(filter(None, (words.memory_sentence(memory, told.named), words.measured_text(memory))))
+    title = "; ".join(
+        filter(None, (words.memory_sentence(memory, stage_map.devices_text), words.measured_text(memory)))
+    )
     return section(
-        f"Memory: {text(title)}",
+        f"Memory: {escaped(title)}",
         _scale(memory),
-        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, groups, roles, told))}</tbody></table>",
+        f"<table><thead>{top}</thead><tbody>\n{join_nonempty(_rows(memory, groups, roles, stage_map))}</tbody></table>",
         small(f"{count_text(left)} more devices hold less") if left else "",
-        held(report),
+        ring_memory_html(report),
         _buffers(memory),
     )
 
 
 def _rows(
-    memory: Memory, groups: Sequence[device_memory.Group], roles: Sequence[str], told: Stages
+    memory: Memory, groups: Sequence[device_memory.DeviceGroup], roles: Sequence[str], stage_map: DeviceStages
 ) -> Iterator[str]:
-    """Two rows for each group: its figures, and its bar over the width of the table."""
-    most, fullest = device_memory.limit(memory), device_memory.measured(memory)
+    """Yield two table rows for each group: figures, and a bar over the width of the table."""
+    most, fullest = device_memory.limit(memory), device_memory.highest_measured(memory)
     full, on_scale = device_memory.scale(memory)
     for group in groups[:ROWS]:
-        d, measured = group.most, device_memory.measured(memory, group.devices)
-        peak = words.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
+        d, measured = group.fullest, device_memory.highest_measured(memory, group.devices)
+        peak = words.usage_text(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
         figures = [*(byte_text(getattr(d, r)) for r in roles), f"<b>{peak}</b>"]
-        stage = told.of(group.devices)
+        stage = stage_map.stage_text(group.devices)
         label = f"{_ids(group.devices)}{stage and f' ({stage})'}: {peak}"
         if fullest is not None:
             figures.append(_measured(measured))
         if measured is not None:
-            said = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
-            label = ", ".join(filter(None, said))
-        bar = svg.memory_bar(
-            device_memory.segments(d), d.peak, measured and measured.measured, on_scale, full, label
-        )
-        name = text(_ids(group.devices)) + (f" <small>{text(stage)}</small>" if stage else "")
+            label_parts = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
+            label = ", ".join(filter(None, label_parts))
+        bar = svg.memory_bar(device_memory.segments(d), d.peak, measured and measured.measured, on_scale, full, label)
+        name = escaped(_ids(group.devices)) + (f" <small>{escaped(stage)}</small>" if stage else "")
         cells = [cell(name, "wrap"), *(cell(f, "right") for f in figures)]
         yield f'<tr class="jss-figures">{"".join(cells)}</tr>'
         span = f' colspan="{len(cells)}"'
+        # JupyterLab shades every second table row, and would part a bar from its figures.
         yield f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>'
 
 
 def _scale(memory: Memory) -> str:
-    """The fullest device on the limit's scale, and that the bars below have another; empty where they have that."""
+    """Return the fullest device on the scale of the limit, with a note that the bars below have another scale.
+
+    Empty if the bars have the limit's scale.
+    """
     note, most = words.scale_note(memory), device_memory.limit(memory)
     if note is None or most is None:
         return ""
-    return f"<div>{svg.limit_bar(device_memory.longest(memory), most)}</div>\n{small(text(note))}"
+    return f"<div>{svg.limit_bar(device_memory.longest(memory), most)}</div>\n{small(escaped(note))}"
 
 
 def _measured(device: DeviceMemory | None) -> str:
@@ -96,9 +98,9 @@ def _buffers(memory: Memory) -> str:
         [
             byte_text(b.bytes),
             code(words.buffer_type(b)),
-            f"{text(shorten(words.buffer_name(b), LONG))} <small>{text(words.buffer_about(b))}</small>",
-            text(place_in_short(b) or UNKNOWN),
+            f"{escaped(shorten(words.buffer_name(b), LONG))} <small>{escaped(words.buffer_about(b))}</small>",
+            escaped(short_line(b) or UNKNOWN),
         ]
         for b in memory.buffers
     ]
-    return f"{small(text(lead))}\n{table(head, rows)}"
+    return f"{small(escaped(lead))}\n{table(head, rows)}"

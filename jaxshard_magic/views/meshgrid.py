@@ -1,7 +1,7 @@
-"""A mesh as a grid of its devices with their axis coordinates, for a terminal and for a notebook.
+"""Mesh as a grid of device ids with axis coordinates, for a terminal and for a notebook.
 
-The last two axes make a grid; every index of the axes before them has a grid of its own. Rows and columns
-that do not fit are cut in the middle.
+The last two axes form a grid; each index of the axes before has a grid of its own. Rows and columns that don't fit are
+cut in the middle.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,26 @@ from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.parts import mesh_text as axes_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.format import count_text, printable
+from jaxshard_magic.views.html_tags import axis, escaped, mesh_axes, small
 from jaxshard_magic.views.hues import HUES
-from jaxshard_magic.views.tags import axis, mesh_axes, small, text
-from jaxshard_magic.views.terminal import cells, pad
+from jaxshard_magic.views.terminal import display_width, pad
 
-MOST_HOSTS = 8  # told, each with its devices
+MOST_HOSTS = 8  # hosts listed with their devices, at most
 MOST_ROWS, MOST_COLUMNS, MOST_PLANES, MOST_DEVICES = 16, 16, 8, 128
 GAP = "\u2026"
 
 
 def mesh_text(info: MeshInfo, width: int = 80, hosts: bool = True) -> str:
-    """The mesh in lines of at most `width` columns: its axes, its devices, the grid of device ids and, where it lies on
-    several and `hosts` is not False, which devices each host has."""
+    """Render a mesh as text: axes, devices, grid of device ids, and hosts.
+
+    Args:
+        info: Mesh.
+        width: Maximal number of columns.
+        hosts: List the devices of each host if the mesh has several hosts.
+    """
     head = f"{axes_text(info.axes)}   {words.devices_text(info, 'x')}"
     planes = [_plane_text(info, index, width - 2) for index in _plane_indices(info)]
-    lines = [printable(head), *_beside(planes, width)]
+    lines = [printable(head), *_side_by_side(planes, width)]
     left = _planes(info) - len(planes)
     if left:
         lines.append(f"  and {count_text(left)} more grids like these")
@@ -36,19 +41,25 @@ def mesh_text(info: MeshInfo, width: int = 80, hosts: bool = True) -> str:
 
 
 def mesh_html(info: MeshInfo, hosts: bool = True) -> str:
-    """The mesh as HTML: a table of device ids, rows and columns marked in the hue of their axis, a strong line where
-    another host begins; and, where `hosts` is not False, which devices each host has."""
-    head = f"<p>{mesh_axes(info)} &nbsp; {text(words.devices_text(info))}</p>"
+    """Render a mesh as HTML: a table of device ids with rows and columns marked in the hue of their axis.
+
+    A strong line separates hosts.
+
+    Args:
+        info: Mesh.
+        hosts: List the devices of each host if the mesh has several hosts.
+    """
+    head = f"<p>{mesh_axes(info)} &nbsp; {escaped(words.devices_text(info))}</p>"
     planes = [_plane_html(info, index) for index in _plane_indices(info)]
     left = _planes(info) - len(planes)
     more = small(f"and {count_text(left)} more grids like these") if left else ""
-    told = words.hosts_lines(info, MOST_HOSTS) if hosts else []
-    each = small("<br>".join(text(line) for line in told)) if told else ""
+    host_lines = words.hosts_lines(info, MOST_HOSTS) if hosts else []
+    each = small("<br>".join(escaped(line) for line in host_lines)) if host_lines else ""
     return f'<div class="jss">\n{head}\n{"".join(planes)}{more}{each}\n</div>\n'
 
 
 def _axes(info: MeshInfo) -> tuple[list[str], str | None, str | None]:
-    """The axes of the planes, of the rows and of the columns; a mesh of one axis is one row."""
+    """Return the axes of planes, rows and columns; a mesh of one axis is one row."""
     names = list(info.axes)
     if len(names) < 2:
         return [], None, names[0] if names else None
@@ -66,8 +77,8 @@ def _plane_indices(info: MeshInfo) -> list[tuple[int, ...]]:
     return [index for index, _ in zip(every, range(most), strict=False)]
 
 
-def _plane(info: MeshInfo, index: Sequence[int]) -> list[list[int]]:
-    """Device ids of one plane, by row and column."""
+def _plane_ids(info: MeshInfo, index: Sequence[int]) -> list[list[int]]:
+    """Return the device ids of one plane by row and column."""
     planes, row_axis, column_axis = _axes(info)
     rows = info.axes[row_axis] if row_axis else 1
     columns = info.axes[column_axis] if column_axis else 1
@@ -78,8 +89,8 @@ def _plane(info: MeshInfo, index: Sequence[int]) -> list[list[int]]:
     return [list(info.devices[start + r * columns : start + (r + 1) * columns]) for r in range(rows)]
 
 
-def shown(size: int, most: int) -> list[int | None]:
-    """Indices to show of `size`, None where some are left out: `[0, 1, 2, None, 9]`."""
+def shown_indices(size: int, most: int) -> list[int | None]:
+    """Return the indices to show of `size`, with None for a gap: `[0, 1, 2, None, 9]`."""
     if size <= most:
         return list(range(size))
     return [*range(most - 2), None, size - 1]
@@ -91,21 +102,21 @@ def _plane_name(info: MeshInfo, index: Sequence[int]) -> str:
 
 def _plane_text(info: MeshInfo, index: Sequence[int], width: int) -> list[str]:
     _, row_axis, column_axis = _axes(info)
-    ids = _plane(info, index)
+    ids = _plane_ids(info, index)
     digits = max(len(str(i)) for i in info.devices)
-    rows = shown(len(ids), MOST_ROWS)
+    rows = shown_indices(len(ids), MOST_ROWS)
     if row_axis is None:
         labels = ["device"]
     else:
         number = len(str(len(ids) - 1))
         names = [row_axis, *[""] * (len(rows) - 1)]
         labels = [
-            f"{pad(name, cells(row_axis))}  {pad(_index(r), number, 'right')}"
+            f"{pad(name, display_width(row_axis))}  {pad(_index(r), number, 'right')}"
             for name, r in zip(names, rows, strict=True)
         ]
     top = (column_axis or "") if row_axis is None else ""
-    label = max(cells(text) for text in [*labels, top])
-    columns = shown(len(ids[0]), max(4, (width - label - 3) // (digits + 2)))
+    label = max(display_width(text) for text in [*labels, top])
+    columns = shown_indices(len(ids[0]), max(4, (width - label - 3) // (digits + 2)))
 
     def line(left: str, rule: str, values: Sequence[str]) -> str:
         return f"{pad(left, label)} {rule} " + "  ".join(pad(v, digits, "right") for v in values)
@@ -126,18 +137,18 @@ def _id(ids: Sequence[Sequence[int]], r: int | None, c: int | None) -> str:
     return GAP if r is None or c is None else str(ids[r][c])
 
 
-def _beside(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Blocks of lines side by side as far as `width` goes, then below each other."""
+def _side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Arrange blocks of lines side by side up to `width` columns, then below each other."""
     lines: list[str] = []
     row: list[Sequence[str]] = []
+    # None ends the last row of blocks.
     for block in [*blocks, None]:
-        used = sum(max(map(cells, b)) + 4 for b in row)
-        if row and (block is None or used + max(map(cells, block)) + 2 > width):
-            widths = [max(map(cells, b)) for b in row]
+        used = sum(max(map(display_width, b)) + 4 for b in row)
+        if row and (block is None or used + max(map(display_width, block)) + 2 > width):
+            widths = [max(map(display_width, b)) for b in row]
             lines.append("")
             lines += [
-                "  " + "    ".join(pad(b[i], w) for b, w in zip(row, widths, strict=True))
-                for i in range(len(row[0]))
+                "  " + "    ".join(pad(b[i], w) for b, w in zip(row, widths, strict=True)) for i in range(len(row[0]))
             ]
             row = []
         if block is not None:
@@ -153,10 +164,11 @@ _AXIS = "text-align:center;vertical-align:middle;padding:1px 8px;border:0"
 
 def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
     _, row_axis, column_axis = _axes(info)
-    ids = _plane(info, index)
-    of = dict(zip(info.devices, info.hosts, strict=bool(info.hosts)))
-    host = [[of.get(device, 0) for device in row] for row in ids]
-    columns, rows = shown(len(ids[0]), MOST_COLUMNS), shown(len(ids), MOST_ROWS)
+    ids = _plane_ids(info, index)
+    # `MeshInfo.hosts` is empty for a mesh on one host.
+    host_of = dict(zip(info.devices, info.hosts, strict=bool(info.hosts)))
+    host = [[host_of.get(device, 0) for device in row] for row in ids]
+    columns, rows = shown_indices(len(ids[0]), MOST_COLUMNS), shown_indices(len(ids), MOST_ROWS)
     corner = "" if row_axis is None else '<th style="border:0"></th>' * 2
     body = []
     if column_axis:
@@ -166,8 +178,9 @@ def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
         left = "" if row_axis is None else _index_html(r)
         if row_axis and i == 0:
             left = _axis_html(info, row_axis, "right", f'rowspan="{len(rows)}"') + left
-        body.append(left + "".join(_cell_html(_id(ids, r, c), _begins(host, r, c)) for c in columns))
-    title = f"<small>{text(_plane_name(info, index))}</small>" if index else ""
+        body.append(left + "".join(_cell_html(_id(ids, r, c), _host_borders(host, r, c)) for c in columns))
+    title = f"<small>{escaped(_plane_name(info, index))}</small>" if index else ""
+    # JupyterLab shades every second table row, which means nothing in a grid.
     trs = "\n".join(f'<tr style="background:transparent">{cells}</tr>' for cells in body)
     grid = f'<table style="border-collapse:collapse;width:auto">{trs}</table>'
     return f'<div style="display:inline-block;margin:0 24px 12px 0;vertical-align:top">{title}{grid}</div>'
@@ -183,8 +196,8 @@ def _index_html(i: int | None) -> str:
     return f'<th align="center" style="{_INDEX}"><small>{_index(i)}</small></th>'
 
 
-def _begins(host: Sequence[Sequence[int]], r: int | None, c: int | None) -> str:
-    """Lines before a cell whose neighbour above, or on the left, is on another host."""
+def _host_borders(host: Sequence[Sequence[int]], r: int | None, c: int | None) -> str:
+    """Return CSS for a strong line above or left of a cell if the neighbour there is on another host."""
     if r is None or c is None:
         return ""
     above, left = r > 0 and host[r - 1][c] != host[r][c], c > 0 and host[r][c - 1] != host[r][c]

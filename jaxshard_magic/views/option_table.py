@@ -1,4 +1,4 @@
-"""The options of a report's line, each beside what the step takes without it."""
+"""Table of a report's options: figures of the step compiled with and without each option."""
 
 from dataclasses import dataclass
 
@@ -15,35 +15,48 @@ AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True)
-class Row:
-    """`values` and what they are of those of the step as it is, in the order of `HEADS`; `why` where it has none."""
+class OptionRow:
+    """Figures of one variant of the step.
+
+    Attributes:
+        change: Changed option, as typed.
+        values: Figures in the order of `HEADS`.
+        shares: Figures relative to the step as it is; empty texts for that step itself.
+        reason: Reason for missing figures; None if they are known.
+    """
 
     change: str
     values: tuple[str, ...]
     shares: tuple[str, ...]
-    why: str | None
+    reason: str | None
 
 
-def rows(report: Report) -> tuple[Row, ...]:
-    """The step as it is, then each change; none for a report without options to compare."""
+def rows(report: Report) -> tuple[OptionRow, ...]:
+    """Return the step as it is, then each change; empty for a report without options to compare."""
     if len(report.alternatives) < 2:
         return ()
     own = report.alternatives[0]
     return tuple(_row(a, own) for a in report.alternatives)
 
 
-def cell(row: Row, k: int, width: int) -> str:
-    """The k-th figure with its share; of less than 80 columns the share alone, where there is one."""
+def cell(row: OptionRow, k: int, width: int) -> str:
+    """Return one figure with its share; below 80 columns the share alone, if there is one.
+
+    Args:
+        row: Variant of the step.
+        k: Index of the figure.
+        width: Columns of the whole text.
+    """
     if width >= 80:
         return f"{row.values[k]} {row.shares[k]:>5}"
     return row.shares[k] or row.values[k]
 
 
-def _row(a: Alternative, own: Alternative) -> Row:
+def _row(a: Alternative, own: Alternative) -> OptionRow:
     values = byte_text(a.peak), flops_text(a.flops), byte_text(a.sent)
     pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))
     shares = ("",) * 3 if a is own else tuple(_share(x, y) for x, y in pairs)
-    return Row(a.change or AS_IT_IS, values, shares, a.why)
+    return OptionRow(a.change or AS_IT_IS, values, shares, a.why)
 
 
 def _share(x: int | None, own: int | None) -> str:

@@ -1,30 +1,30 @@
-"""The report as the widget reads it: plain lists and strings, every word made here, packed small.
+"""Data of a report for its widget: plain lists and strings, with all texts formatted here.
 
-Devices are told by their position in the mesh, axes by their index, so that the browser only counts.
+Devices are referred to by position in the mesh, axes by index, so the browser needs no names.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from jaxshard_magic.places import in_short
-from jaxshard_magic.report import Buffer, Collective, Memory, Report, Source
-from jaxshard_magic.report.parts import finite
+from jaxshard_magic.code_locations import short_location
+from jaxshard_magic.report import Buffer, Collective, Memory, Report, SourceExcerpt
+from jaxshard_magic.report.parts import finite_or_none
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import device_memory, marks, option_table, words
-from jaxshard_magic.views.device_stages import Stages, stages
-from jaxshard_magic.views.divided.figures import Area, Figure, held_lines, layout_figures, turn_figures
-from jaxshard_magic.views.format import (
-    byte_text,
-    device_text,
-    limit_text,
-    printable,
-    printable_lines,
+from jaxshard_magic.views import device_memory, figure_marks, option_table, words
+from jaxshard_magic.views.device_stages import DeviceStages, stages
+from jaxshard_magic.views.experts_positions.figures import (
+    Area,
+    RowFigure,
+    layout_figures,
+    ring_figures,
+    ring_memory_lines,
 )
+from jaxshard_magic.views.format import byte_text, device_text, limit_text, printable, printable_lines
 from jaxshard_magic.views.leaves_payload import leaves_payload
 from jaxshard_magic.views.measured.payload import line_times, measured_payload
-from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
-from jaxshard_magic.views.source_lines import line_facts, source_of
+from jaxshard_magic.views.payload_encoding import axis_numbers, compressed, span_pairs
+from jaxshard_magic.views.source_lines import line_facts, source_index
 from jaxshard_magic.views.terminal import shorten
 from jaxshard_magic.views.timeline.payload import pipeline_payload
 from jaxshard_magic.views.training.data import short_text
@@ -33,16 +33,19 @@ from jaxshard_magic.views.words import Span
 
 VERSION = 1
 PHASES = ("forward", "backward", "update")
-LONG = 22  # letters of the name of what a buffer holds
+LONG = 22  # letters of a buffer's name, at most
 
 
-def packed(report: Report) -> bytes:
-    """The payload as compact JSON in UTF-8, compressed with zlib."""
+def packed_report(report: Report) -> bytes:
+    """Return the payload as compact JSON in UTF-8, compressed with zlib."""
     return compressed(payload(report), 4)
 
 
 def payload(report: Report) -> dict[str, Any]:
-    """What the report's widget shows, as data that JSON can hold. Names are plain text, never markup."""
+    """Return everything shown by the report's widget, as data for JSON.
+
+    Names are plain text, never markup.
+    """
     index = axis_numbers(report.mesh.axes, [report])
     memory = _memory(report)
     return {
@@ -54,7 +57,7 @@ def payload(report: Report) -> dict[str, Any]:
             "hosts": list(report.mesh.hosts),
             "text": printable(words.reported_devices(report)),
         },
-        "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
+        "verdict": {"ok": (verdict := words.verdict(report)).ok, "spans": span_pairs(verdict.spans)},
         "notes": [printable(note) for note in (*words.run_notes(report), *words.saved_notes(report))],
         "foot": [printable(note) for note in words.origin_notes(report)],
         "check": _check(report),
@@ -64,12 +67,12 @@ def payload(report: Report) -> dict[str, Any]:
         "advice": [_advice(a.level, a.message, a.fix) for a in report.advice],
         "hints": words.HINTS,
         "tabs": _tabs(report, memory is not None),
-        "opens_on": opens_on(report),
+        "opens_on": first_tab(report),
         **leaves_payload(report, index),
         "memory": memory,
         "figures_of": {
-            "layout": _drawn(layout_figures(report), index),
-            "communication": _drawn(turn_figures(report), index),
+            "layout": _figure_rows(layout_figures(report), index),
+            "communication": _figure_rows(ring_figures(report), index),
         },
         "communication": _communication(report, index),
         "measured": measured_payload(report),
@@ -78,8 +81,8 @@ def payload(report: Report) -> dict[str, Any]:
     }
 
 
-def _drawn(figures: Sequence[Figure], index: Mapping[str, int]) -> list[Any]:
-    """Figures as [lead, axis, height, rows of (name, areas, text)]."""
+def _figure_rows(figures: Sequence[RowFigure], index: Mapping[str, int]) -> list[Any]:
+    """Return figures as [lead, axis, height, rows of (name, areas, text)]."""
     return [
         [
             printable(f.lead),
@@ -92,22 +95,24 @@ def _drawn(figures: Sequence[Figure], index: Mapping[str, int]) -> list[Any]:
 
 
 def _area(area: Area) -> list[float]:
-    """In thousandths, opacity in hundredths."""
+    """Return x, y, width and height in thousandths, then the opacity."""
     sides = (area.x, area.y, area.width, area.height)
     return [*(round(1000 * side) for side in sides), area.opacity]
 
 
 def tab_ids(report: Report) -> list[str]:
-    """The views that this report has something for."""
+    """Return the ids of the tabs with content in this report."""
     return [tab["id"] for tab in _tabs(report, bool(report.memory and report.memory.per_device))]
 
 
-def opens_on(report: Report) -> str | None:
-    """The view that a reader sees first: of what does not fit its memory, of a pipeline its timeline, else the first;
-    None where there is none."""
+def first_tab(report: Report) -> str | None:
+    """Return the id of the initial tab; None without tabs.
+
+    The order of preference: memory for a step that doesn't fit, the timeline of a pipeline, the first tab.
+    """
     tabs = tab_ids(report)
-    wanted = (*("memory",) * (not words.fits(report)), "pipeline", *tabs[:1])
-    return next((tab for tab in wanted if tab in tabs), None)
+    preferred = (*("memory",) * (not words.fits_memory(report)), "pipeline", *tabs[:1])
+    return next((tab for tab in preferred if tab in tabs), None)
 
 
 def _title(report: Report) -> dict[str, str | None]:
@@ -122,18 +127,18 @@ def _check(report: Report) -> dict[str, Any] | None:
     if report.check is None:
         return None
 
-    def packed(lines: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> list[Any]:
+    def line_data(lines: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> list[Any]:
         return [[printable(line), [[*map(printable, leaf)] for leaf in leaves]] for line, leaves in lines]
 
-    found, noise = packed(words.found_lines(report)), packed(words.noise_lines(report))
-    return {"passed": report.check.passed, "lines": found, "noise": noise}
+    lines_found, noise = line_data(words.result_lines(report)), line_data(words.noise_lines(report))
+    return {"passed": report.check.passed, "lines": lines_found, "noise": noise}
 
 
 def _options(report: Report) -> dict[str, Any] | None:
     options = option_table.rows(report)
     if not options:
         return None
-    why = [printable(f"{r.change}: {r.why}") for r in options if r.why]
+    why = [printable(f"{r.change}: {r.reason}") for r in options if r.reason]
     rows = [[printable(r.change), r.values, r.shares] for r in options]
     return {"title": option_table.TITLE, "heads": list(option_table.HEADS.items()), "rows": rows, "why": why}
 
@@ -151,12 +156,12 @@ def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dic
             "opens": tab,
             "mark": _mark(mark, index),
         }
-        for f, mark, tab in zip(shown, marks.marks(report), opens, strict=True)
+        for f, mark, tab in zip(shown, figure_marks.marks(report), opens, strict=True)
     ]
 
 
 def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
-    """The predicted step, cut into what a device does itself and each kind of collective over its axes."""
+    """Return the predicted step, divided into the device's own work and each kind of collective by axes."""
     parts = words.time_parts(report)
     if not parts:
         return None
@@ -164,18 +169,19 @@ def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
         [printable(kind), axes and [index[a] for a in axes], s, words.time_part_text(report, kind, axes, s)]
         for kind, axes, s in parts
     ]
-    own = sum(kind in words.OWN for kind, _, _ in parts)
+    own = sum(kind in words.DEVICE_PARTS for kind, _, _ in parts)
     total = sum(s for _, _, s in parts)
     told = {"text": words.predicted_text(report), "range": words.predicted_range(report) or None}
     return {"total": total, **told, "parts": rows, "own": own}
 
 
-def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
+def _mark(mark: figure_marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
     if mark is None:
         return None
-    if isinstance(mark, marks.Axes):
+    if isinstance(mark, figure_marks.Axes):
         parts = [[index[axes[0]] if axes else None, share] for axes, share in mark.parts]
         return {"kind": "axes", "parts": parts}
+    # The browser selects a drawing by the class name and reads its fields by name.
     return {"kind": type(mark).__name__.lower(), **asdict(mark)}
 
 
@@ -190,7 +196,7 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if report.leaves:
         tabs.append(("layout", "Layout", words.leaves_text(len(report.leaves))))
     if memory and report.memory:
-        tabs.append(("memory", "Memory", byte_text(device_memory.groups(report.memory)[0].most.peak)))
+        tabs.append(("memory", "Memory", byte_text(device_memory.groups(report.memory)[0].fullest.peak)))
     if report.collectives is not None:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
@@ -211,12 +217,13 @@ def _communication_number(report: Report) -> str:
 def _memory(report: Report) -> dict[str, Any] | None:
     position = {device: i for i, device in enumerate(report.mesh.numbers)}
     memory = report.memory
+    # The browser refers to devices by position in the mesh: a device outside of the mesh has none.
     rows = [d for d in memory.per_device if d.device in position] if memory else []
     if memory is None or not rows:
         return None
     memory = replace(memory, per_device=tuple(rows))
     by_device = {d.device: d for d in rows}
-    told = stages(report)
+    stage_map = stages(report)
     columns = (*device_memory.ROLES, "peak", "measured")
     most = device_memory.limit(memory)
     return {
@@ -224,7 +231,10 @@ def _memory(report: Report) -> dict[str, Any] | None:
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
         "lead": span_pairs(
-            [*words.memory_lead(memory, told.named), *(Span(f" {line}") for line in held_lines(report))]
+            [
+                *words.memory_lead(memory, stage_map.devices_text),
+                *(Span(f" {line}") for line in ring_memory_lines(report)),
+            ]
         ),
         "scale_note": words.scale_note(memory),
         "roles": device_memory.roles(memory),
@@ -232,8 +242,8 @@ def _memory(report: Report) -> dict[str, Any] | None:
             "device": list(position),
             **{c: [getattr(by_device.get(d), c, None) for d in position] for c in columns},
         },
-        "stages": [printable(told.of([d])) for d in position] if told.at else None,
-        "groups": _groups(memory, position, told),
+        "stages": [printable(stage_map.stage_text([d])) for d in position] if stage_map.index_by_axis else None,
+        "groups": _groups(memory, position, stage_map),
         "live": _live(memory, report.sources),
         "buffers": None if memory.buffers is None else [_buffer(b, report.sources) for b in memory.buffers],
         "others": memory.others,
@@ -241,7 +251,7 @@ def _memory(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _live(memory: Memory, sources: Sequence[Source]) -> dict[str, Any] | None:
+def _live(memory: Memory, sources: Sequence[SourceExcerpt]) -> dict[str, Any] | None:
     live = memory.live
     if live is None or not live.bytes:
         return None
@@ -257,7 +267,7 @@ def _live(memory: Memory, sources: Sequence[Source]) -> dict[str, Any] | None:
     }
 
 
-def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
+def _buffer(buffer: Buffer, sources: Sequence[SourceExcerpt]) -> dict[str, Any]:
     return {
         "bytes": buffer.bytes,
         "count": buffer.count,
@@ -269,13 +279,13 @@ def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
-def _groups(memory: Memory, position: Mapping[int, int], told: Stages) -> list[dict[str, Any]]:
+def _groups(memory: Memory, position: Mapping[int, int], stage_map: DeviceStages) -> list[dict[str, Any]]:
     return [
         {
             "text": device_text(group.devices),
-            "stage": printable(told.of(group.devices)),
+            "stage": printable(stage_map.stage_text(group.devices)),
             "members": sorted(position[device] for device in group.devices),
-            "top": position[group.most.device],
+            "top": position[group.fullest.device],
         }
         for group in device_memory.groups(memory)
     ]
@@ -284,13 +294,13 @@ def _groups(memory: Memory, position: Mapping[int, int], told: Stages) -> list[d
 def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
     if report.collectives is None:
         return None
-    total = words.sent(report) or 0
+    total = words.sent_bytes(report) or 0
     order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
     return {
         "lead": span_pairs(words.communication_lead(report)),
         "total": total,
-        "between": comm.between(report),
-        "ways": [[index[axis], printable(way)] for axis, way in words.ways(report)],
+        "between": comm.inter_island_heading(report),
+        "ways": [[index[axis], printable(way)] for axis, way in words.link_texts(report)],
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
         "rows": [_collective(c, index, total, report.sources) for c in order],
         "sources": [_source(source) for source in report.sources],
@@ -299,7 +309,7 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
 
 
 def _collective(
-    c: Collective, index: Mapping[str, int], total: int, sources: Sequence[Source]
+    c: Collective, index: Mapping[str, int], total: int, sources: Sequence[SourceExcerpt]
 ) -> dict[str, Any]:
     return {
         "kind": printable(c.kind),
@@ -310,21 +320,21 @@ def _collective(
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
         "network_bytes": c.network_bytes,
-        "seconds": finite(c.waited),
-        "links": None if c.exposed is None else finite(c.seconds),
+        "seconds": finite_or_none(c.waited),
+        "links": None if c.exposed is None else finite_or_none(c.seconds),
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),
         "job": c.job and printable(c.job),
-        "source": source_of(c.file, c.line, c.source, sources),
+        "source": source_index(c.file, c.line, c.source, sources),
         "line": c.line,
-        "short": None if c.line is None else printable(in_short(c.file, c.line)),
+        "short": None if c.line is None else printable(short_location(c.file, c.line)),
         "text": None if c.source is None else printable(c.source.strip()),
         "called": None if c.called is None else printable(c.called.removeprefix("cell ")),
     }
 
 
-def _source(source: Source) -> dict[str, Any]:
+def _source(source: SourceExcerpt) -> dict[str, Any]:
     lines = [[number, printable(line)] for number, line in zip(source.numbers, source.text, strict=True)]
     note = None if source.note is None else printable(source.note)
     return {"name": printable(source.name), "home": source.home, "note": note, "lines": lines}

@@ -1,7 +1,7 @@
-"""How a notebook shows a report, a comparison or a pipeline: as a widget with its HTML twin, as HTML, or as text.
+"""Display reports, comparisons and pipelines in a notebook: as a widget with its static twin, as HTML, or as text.
 
-The twin is a second output. The live widget hides it; where no widget runs (a reopened notebook, nbconvert,
-GitHub) it is what a reader sees.
+The twin is a second output with HTML. A live widget hides its twin. Without widgets (a reopened notebook, nbconvert,
+GitHub) a reader sees the twin alone.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from jaxshard_magic.errors import ShardError, none_of, one_of
+from jaxshard_magic.errors import ShardError, list_names, unknown_name
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.report.sent import Sendable
-from jaxshard_magic.report.written import Shown, Written
-from jaxshard_magic.views import html, interactive
+from jaxshard_magic.report.exports import Exportable
+from jaxshard_magic.report.records import Displayable, JsonRecord
+from jaxshard_magic.views import html, widget_page
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
 from jaxshard_magic.views.training.payload import packed_training
@@ -31,22 +31,32 @@ if TYPE_CHECKING:
     from jaxshard_magic.views.training.widget import TrainingView
 
 VARIABLE = "JAXSHARD_VIEW"
-WAYS = ("auto", "widget", "html", "page", "data", "text")
-DATA = "application/vnd.jaxshard_magic.data+json"  # what another kernel makes the same of: its class, and its JSON
+VIEW_MODES = ("auto", "widget", "html", "page", "data", "text")
+DATA = "application/vnd.jaxshard_magic.data+json"  # MIME type of an object for another kernel: class, JSON
+# A widget's model arrives after its output; until then the twin is hidden, but its space is reserved.
 WAIT = 0.4  # seconds
 
 
 def show(report: Report, how: str | None = None) -> None:
-    """Display `report`, or raise NotImplementedError where IPython's own formatters show it as is wanted.
+    """Display a report.
 
     Args:
-        how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone; html, without
-            any widget; page: as html, and what a page that is made of the saved notebook needs to show the widget;
-            data: the report itself, for the kernel that shows it; text. By default what the variable JAXSHARD_VIEW
-            says, else auto.
+        report: Report to display.
+        how: One of the views; None reads the variable JAXSHARD_VIEW, else takes "auto".
+            - "auto": in a notebook the widget with its twin, in a terminal text.
+            - "widget": the widget alone.
+            - "html": HTML without a widget.
+            - "page": HTML, and data from which a page made of the saved notebook can show the widget.
+            - "data": the report itself, for another kernel to show.
+            - "text": text.
+
+    Raises:
+        NotImplementedError: IPython's own formatters already show the report as requested.
+        ShardError: `how` is none of the views.
     """
-    how = _wanted(how)
+    how = _view_mode(how)
     if how == "html" or not _in_notebook(get_ipython()):
+        # A formatter that raises NotImplementedError is skipped by IPython, and the other formatters apply.
         raise NotImplementedError("text in a terminal, text and HTML in a notebook")
     if how == "text":
         display({"text/plain": report.to_text()}, raw=True)
@@ -58,8 +68,8 @@ def show(report: Report, how: str | None = None) -> None:
         _show_widget(report, alone=how == "widget")
 
 
-def show_now(shown: Shown) -> None:
-    """Display what shows itself, at once; print it as text where there is no IPython."""
+def show_now(shown: Displayable) -> None:
+    """Display an object at once; print its text outside of IPython."""
     if get_ipython() is None:
         print(writable(shown.to_text()))
     else:
@@ -67,10 +77,11 @@ def show_now(shown: Shown) -> None:
 
 
 def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
-    """Display `pipeline`, or print it where there is no notebook.
+    """Display a pipeline, or print it outside of a notebook.
 
     Args:
-        how: as for `show`.
+        pipeline: Pipeline to display.
+        how: As for `show`.
     """
 
     def view() -> "LiveView":
@@ -78,38 +89,45 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
 
         return PipelineView(pipeline)
 
-    _show_or_print(_wanted(how), pipeline, lambda also: timeline.to_html(pipeline, also), view)
+    _show_or_print(_view_mode(how), pipeline, lambda also: timeline.to_html(pipeline, also), view)
 
 
 def show_choice(choice: "Choice", report: Report | None, how: str | None = None) -> None:
-    """Display what a search chose and, below its widget, the report of the choice; or print it without a notebook.
+    """Display the result of a search and, below its widget, the report of the choice; print both outside of a notebook.
 
     Args:
-        report: None where nothing was compiled.
-        how: as for `show`.
+        choice: Result of a search.
+        report: Report of the choice; None if nothing was compiled.
+        how: As for `show`.
     """
     show_live(choice, how)
-    if report is not None and _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget", "data"):
+    if report is not None and _in_notebook(get_ipython()) and _view_mode(how) in ("auto", "widget", "data"):
         display(report)
 
 
 def show_live(shown: "Comparison | Choice | Explorer", how: str | None = None) -> None:
-    """Display a comparison, a choice or an explorer, or print it where there is no notebook.
+    """Display a comparison, a choice or an explorer, or print it outside of a notebook.
 
     Args:
-        how: as for `show`.
+        shown: Object to display.
+        how: As for `show`.
     """
 
     def static(also: str) -> str:
         return f'<div class="{also}">\n{shown.to_html()}</div>\n' if also else shown.to_html()
 
-    _show_or_print(_wanted(how), shown, static, lambda: _open_view(shown))
+    _show_or_print(_view_mode(how), shown, static, lambda: _open_view(shown))
 
 
-def _show_or_print(
-    how: str, shown: Sendable, static: Callable[[str], str], make: "Callable[[], LiveView]"
-) -> None:
-    """`static(also)` is the HTML, of the class `also` as well."""
+def _show_or_print(how: str, shown: Exportable, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:
+    """Display an object in one of the views, or print it outside of a notebook.
+
+    Args:
+        how: Name of the view.
+        shown: Object to display.
+        static: Returns the HTML, given a further class of its `<div>`.
+        make: Returns the widget.
+    """
     text = shown.to_text()
     if not _in_notebook(get_ipython()):
         print(writable(text))
@@ -117,86 +135,95 @@ def _show_or_print(
         display({"text/plain": text}, raw=True)
     elif how == "page":
         display(_page(shown, static("")), raw=True)
-    elif how == "data" and isinstance(shown, Written):
+    elif how == "data" and isinstance(shown, JsonRecord):
         display(_data(shown), raw=True)
     else:
-        view = None if how == "html" else _made(make)
+        view = None if how == "html" else _new_view(make)
         if view is None:
             display({"text/plain": text, "text/html": static("")}, raw=True)
         else:
             _display(view, text, static(view.static_class), alone=how == "widget")
 
 
-def _data(shown: Written) -> dict[str, Any]:
+def _data(shown: JsonRecord) -> dict[str, Any]:
+    """Return the MIME bundle of an object for another kernel: its class, and its JSON."""
     return {"text/plain": shown.to_text(), DATA: {"kind": type(shown).__name__, "data": shown.to_dict()}}
 
 
-def _page(shown: Sendable, static: str) -> dict[str, Any]:
-    """What a saved notebook keeps: text, HTML without script, and the widgets as data."""
-    views = interactive.views_of(shown._live())
-    return {"text/plain": shown.to_text(), "text/html": static, interactive.MIME: {"views": views}}
+def _page(shown: Exportable, static: str) -> dict[str, Any]:
+    """Return the MIME bundle of a saved notebook: text, HTML without script, and the widgets as data."""
+    views = widget_page.widgets_as_data(shown._page_widgets())
+    return {"text/plain": shown.to_text(), "text/html": static, widget_page.MIME: {"views": views}}
 
 
 class Growing:
-    """An output of a cell that trains: the widget, told what is new, and its twin, which now and then gets all there
-    is, so that a notebook whose kernel has died keeps the last of it.
+    """Output of a training cell: a widget that receives news, and a twin that now and then receives everything.
+
+    The twin keeps the latest state in a notebook whose kernel has died.
 
     Args:
-        update: all there is, as `training.payload.update` has it.
-        text, static: the same for a reader without widgets.
-        how: as for `show`.
+        update: Complete state, as returned by `training.payload.update_payload`.
+        text: The same as text for readers without widgets.
+        static: The same as HTML.
+        how: As for `show`.
     """
 
     def __init__(self, update: dict[str, Any], text: str, static: str, how: str | None = None):
         self._view: TrainingView | None = None
-        if _wanted(how) in ("auto", "widget"):
-            with suppress(ImportError):  # then it is HTML alone
-                self._view = import_module("jaxshard_magic.views.training.widget").TrainingView(
-                    packed_training(update)
-                )
+        if _view_mode(how) in ("auto", "widget"):
+            with suppress(ImportError):  # without widgets the HTML is shown alone
+                self._view = import_module("jaxshard_magic.views.training.widget").TrainingView(packed_training(update))
         if self._view is not None:
             bundle, metadata = self._view._repr_mimebundle_() or ({}, {})
+            # The twin has the text already.
             display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
         self._twin = display(self._told(text, static), raw=True, display_id=True)
 
     def tell(self, update: dict[str, Any]) -> None:
-        """Draw what is new."""
+        """Draw new data in the widget."""
         if self._view is not None:
-            self._view.tell(update)
+            self._view.send_update(update)
 
     def keep(self, update: dict[str, Any], text: str, static: str) -> None:
-        """Draw all there is, and keep it."""
+        """Draw the complete state in widget and twin, and store it in the notebook.
+
+        Args:
+            update: Complete state.
+            text: The same as text.
+            static: The same as HTML.
+        """
         if self._view is not None:
-            self._view.keep(packed_training(update))
+            self._view.replace_data(packed_training(update))
         if self._twin is not None:
             self._twin.update(self._told(text, static), raw=True)
 
     def _told(self, text: str, static: str) -> dict[str, str]:
         if self._view is not None:
-            static = (
-                f'<div class="jss {self._view.static_class}">\n{static}</div>\n{_in_place_of(self._view)}'
-            )
+            static = f'<div class="jss {self._view.static_class}">\n{static}</div>\n{_twin_style(self._view)}'
         return {"text/plain": text, "text/html": static}
 
 
 def shows_growing(how: str | None = None) -> bool:
-    """Whether there is a notebook that shows how a training goes."""
-    return _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget", "html", "page")
+    """Return whether this notebook displays the progress of a training."""
+    return _in_notebook(get_ipython()) and _view_mode(how) in ("auto", "widget", "html", "page")
 
 
-def show_stop(how: str | None = None) -> Callable[[], None]:
-    """Display a button that interrupts the cell, or a line that says that it can be; what is returned takes it away.
+def show_stop_button(how: str | None = None) -> Callable[[], None]:
+    """Display a button that interrupts the cell, or a line about interrupting the kernel.
 
     Args:
-        how: as for `show`.
+        how: As for `show`.
+
+    Returns:
+        Function that removes the output.
     """
     view = None
-    if _wanted(how) in ("auto", "widget"):
-        with suppress(ImportError):  # then the line says it
+    if _view_mode(how) in ("auto", "widget"):
+        with suppress(ImportError):  # without widgets the text says how to interrupt
             view = import_module("jaxshard_magic.views.stop_button").StopButton()
-    said = "Interrupt the kernel to stop: what is done is kept."
+    message = "Interrupt the kernel to stop: what is done is kept."
     bundle, metadata = (None if view is None else view._repr_mimebundle_()) or ({}, {})
-    handle = display(bundle | {"text/plain": said}, metadata=metadata, raw=True, display_id=True)
+    handle = display(bundle | {"text/plain": message}, metadata=metadata, raw=True, display_id=True)
 
     def remove() -> None:
         if handle is not None:
@@ -207,15 +234,20 @@ def show_stop(how: str | None = None) -> Callable[[], None]:
     return remove
 
 
-def _wanted(how: str | None) -> str:
+def _view_mode(how: str | None) -> str:
+    """Return the name of the requested view.
+
+    Raises:
+        ShardError: There is no such view.
+    """
     how = how or os.environ.get(VARIABLE) or "auto"
-    if how not in WAYS:
-        raise ShardError(none_of(f"no view {how!r}", how, WAYS, f"the views are {one_of(WAYS)}"))
+    if how not in VIEW_MODES:
+        raise ShardError(unknown_name(f"no view {how!r}", how, VIEW_MODES, f"the views are {list_names(VIEW_MODES)}"))
     return how
 
 
-def _made(make: "Callable[[], LiveView]") -> "LiveView | None":
-    """A new widget; where there can be none a line says so."""
+def _new_view(make: "Callable[[], LiveView]") -> "LiveView | None":
+    """Return a new widget; None, with a printed line, if widgets can't be imported."""
     try:
         return make()
     except ImportError as error:
@@ -227,19 +259,19 @@ def _no_widgets(error: ImportError) -> str:
     return f"no widgets here, so this is HTML: {' '.join(str(error).split())}"
 
 
-def make_ready(how: str) -> None:
-    """Import what `show` will need, in a thread of its own: a report then follows its run without a wait."""
+def preload_widgets(how: str) -> None:
+    """Import the widgets in a thread, so that a report appears without delay after its run."""
     if how in ("auto", "widget") and _in_notebook(get_ipython()):
         Thread(target=_import_widgets, name="jaxshard widgets", daemon=True).start()
 
 
 def _import_widgets() -> None:
-    with suppress(ImportError):  # `show` says so
+    with suppress(ImportError):  # `show` prints the error
         import_module("jaxshard_magic.views.widget")
 
 
 def _in_notebook(shell: Any) -> bool:
-    """Whether there is a kernel, whose front end may show more than text."""
+    """Return whether there is a kernel whose front end may show more than text."""
     kernel = getattr(shell, "kernel", None)
     return kernel is not None and list(shell.display_formatter.active_types) != ["text/plain"]
 
@@ -249,23 +281,28 @@ def _show_widget(report: Report, *, alone: bool) -> None:
         view = _open_view(report)
     except ImportError as error:
         print(_no_widgets(error))
+        # IPython's HTML formatter then shows the report.
         raise NotImplementedError("HTML") from None
     _display(view, report.to_text(), html.fragment(report, view.static_class), alone=alone)
 
 
 def _display(view: "LiveView", text: str, static: str, *, alone: bool) -> None:
-    """The widget, and after it its twin unless it stands alone."""
+    """Display a widget, followed by its twin unless `alone`."""
     bundle, metadata = view._repr_mimebundle_() or ({}, {})
     if alone:
         display(bundle | {"text/plain": text}, metadata=metadata, raw=True)
         return
+    # The twin has the text already.
     display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
-    display({"text/plain": text, "text/html": static + _in_place_of(view)}, raw=True)
+    display({"text/plain": text, "text/html": static + _twin_style(view)}, raw=True)
 
 
-def _in_place_of(view: "LiveView") -> str:
-    """For JupyterLab and Notebook, which write "model not found" above the twin in a reopened notebook: a style against
-    it. It also keeps room instead of the twin until the widget's model, which does so from then on, is there."""
+def _twin_style(view: "LiveView") -> str:
+    """Return a style for the twin in JupyterLab and Notebook.
+
+    The style hides the line "model not found" above the twin in a reopened notebook. It also keeps space for the twin
+    until the widget's model arrives; from then on the model does so.
+    """
     above = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{view.static_class})"
     return (
         f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}"
@@ -275,7 +312,8 @@ def _in_place_of(view: "LiveView") -> str:
 
 
 def _open_view(shown: "Report | Comparison | Choice | Explorer") -> "LiveView":
-    """The view of one of them, a new one where the old one was closed."""
+    """Return the view of an object; a closed view is replaced by a new one."""
+    # `view` is cached on the object. `Widget.close_all()` closes it, and a closed widget has no comm.
     if shown.view.comm is None:
         vars(shown).pop("view")
     return shown.view

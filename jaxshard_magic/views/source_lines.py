@@ -1,18 +1,18 @@
-"""Lines of the user's code by their place among a report's sources."""
+"""Lines of the user's code: names, texts, and positions among a report's sources."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from jaxshard_magic.places import called_in_words, in_short, in_words
-from jaxshard_magic.report import Source
+from jaxshard_magic.code_locations import caller_text, line_text, short_location
+from jaxshard_magic.report import SourceExcerpt
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.terminal import cells, clip
+from jaxshard_magic.views.terminal import clip, display_width
 
-_LEAST = 6  # columns of a line's text that are worth the room
+_LEAST = 6  # columns of code below which it is left out
 
 
-class Lined(Protocol):
-    """A part of a report that has a line, and the line that led there."""
+class HasLine(Protocol):
+    """Part of a report with a line of code, and the calling line."""
 
     @property
     def file(self) -> str | None: ...
@@ -22,82 +22,107 @@ class Lined(Protocol):
     def called(self) -> str | None: ...
 
 
-def line_facts(part: Lined, sources: Sequence[Source]) -> dict[str, Any]:
-    """A part's line as the payload tells it: of which source, in words and in a table's few signs, its text."""
+def line_facts(part: HasLine, sources: Sequence[SourceExcerpt]) -> dict[str, Any]:
+    """Return a line as data for the widget: index of the source, names, callers and text.
+
+    Args:
+        part: Part of a report with a line.
+        sources: Sources of the report.
+    """
     file, line = part.file, part.line
-    text = text_of(file, line, sources)
+    text = source_line_text(file, line, sources)
     return {
-        "source": source_of(file, line, None, sources),
+        "source": source_index(file, line, None, sources),
         "line": line,
-        "place": None if line is None else printable(place_in_words(part)),
-        "short": None if line is None else printable(in_short(file, line)),
-        "calls": printable(calls_text([part.called]).removeprefix("# ")),
+        "place": None if line is None else printable(line_in_words(part)),
+        "short": None if line is None else printable(short_location(file, line)),
+        "calls": printable(callers_comment([part.called]).removeprefix("# ")),
         "text": None if text is None else printable(text.strip()),
     }
 
 
-def text_of(file: str | None, line: int | None, sources: Sequence[Source]) -> str | None:
-    """The text of a line; None where it is not known."""
-    index = source_of(file, line, None, sources)
-    return None if index is None else _text(sources[index], line)
+def source_line_text(file: str | None, line: int | None, sources: Sequence[SourceExcerpt]) -> str | None:
+    """Return the text of a line, or None if unknown.
+
+    Args:
+        file: Name of the source.
+        line: Line number.
+        sources: Sources of the report.
+    """
+    index = source_index(file, line, None, sources)
+    return None if index is None else _source_line(sources[index], line)
 
 
-def place_in_words(part: Lined) -> str:
-    """`gpt.py, line 31, called at cell [7], line 12`; empty where no line is known."""
+def line_in_words(part: HasLine) -> str:
+    """Return a line in words, `gpt.py, line 31, called at cell [7], line 12`; empty if no line is known."""
     if part.line is None:
         return ""
-    where = in_words(part.file, part.line)
-    return f"{where}, {called_in_words(part.called)}" if part.called else where
+    where = line_text(part.file, part.line)
+    return f"{where}, {caller_text(part.called)}" if part.called else where
 
 
-def place_in_short(part: Lined) -> str:
-    """`gpt.py:31 from [7]:12`; empty where no line is known."""
-    calls = calls_text([part.called]).removeprefix("#")
-    return "" if part.line is None else f"{in_short(part.file, part.line)}{calls}"
+def short_line(part: HasLine) -> str:
+    """Return a line in short, `gpt.py:31 from [7]:12`; empty if no line is known."""
+    calls = callers_comment([part.called]).removeprefix("#")
+    return "" if part.line is None else f"{short_location(part.file, part.line)}{calls}"
 
 
-def calls_text(called: Iterable[str | None]) -> str:
-    """The lines that led to one, as a comment behind its text: `# from [7]:12, 14`; empty for none.
+def callers_comment(called: Iterable[str | None]) -> str:
+    """Return calling lines as a comment to follow a line of code; empty for none.
 
-    >>> calls_text(["cell [7]:14", "cell [7]:12", None, "cell [8]:3"])
+    >>> callers_comment(["cell [7]:14", "cell [7]:12", None, "cell [8]:3"])
     '# from [7]:12, 14, [8]:3'
     """
     split = (one.rpartition(":") for one in called if one)
-    before, said = None, list[str]()
+    last_name, pieces = None, list[str]()
     for name, line in sorted({(name, int(line)) for name, _, line in split}):
-        said.append(str(line) if name == before else in_short(name, line))
-        before = name
-    return f"# from {', '.join(said)}" if said else ""
+        pieces.append(str(line) if name == last_name else short_location(name, line))
+        last_name = name
+    return f"# from {', '.join(pieces)}" if pieces else ""
 
 
 def code_text(text: str | None, calls: str, room: int) -> str:
-    """The text of a line in `room` columns, and behind it its `calls`, for which the text is cut first."""
+    """Return a line of code followed by its callers.
+
+    Args:
+        text: Line of code; None if unknown.
+        calls: Callers as a comment, or empty.
+        room: Maximal number of columns. The code is cut before the callers.
+    """
     source = printable((text or "").strip())
     if not calls:
         return clip(source, room)
-    for said in (calls, calls.replace("from ", "")):
-        left = room - cells(said) - 2
+    # The word `from` is dropped first, then the code, if too few columns of it remain.
+    for callers in (calls, calls.replace("from ", "")):
+        left = room - display_width(callers) - 2
         if source and left >= _LEAST:
-            return f"{clip(source, left)}  {said}"
+            return f"{clip(source, left)}  {callers}"
     return clip(calls, room)
 
 
-def source_of(file: str | None, line: int | None, text: str | None, sources: Sequence[Source]) -> int | None:
-    """The position of the source that a line is of, None for none.
+def source_index(file: str | None, line: int | None, text: str | None, sources: Sequence[SourceExcerpt]) -> int | None:
+    """Return the index of a line's source, or None.
 
-    Two cells, or files of different folders, may have one name: then it is the one with this `text` on that line,
-    else the first that has the line.
+    Two cells, or files in different folders, may have equal names. Then the first source with this text on the line
+    wins, else the first that has the line.
+
+    Args:
+        file: Name of the source.
+        line: Line number.
+        text: Text of the line, if known.
+        sources: Sources of the report.
     """
-    named = [i for i, source in enumerate(sources) if source.name == file]
-    if len(named) < 2:
-        return named[0] if named else None
+    matching = [i for i, source in enumerate(sources) if source.name == file]
+    if len(matching) < 2:
+        return matching[0] if matching else None
 
     def unlike(i: int) -> int:
-        there = _text(sources[i], line)
+        there = _source_line(sources[i], line)
         return 2 if there is None else int(text is not None and there.strip() != text.strip())
 
-    return min(named, key=unlike)
+    # `min` returns the first of equally good sources.
+    return min(matching, key=unlike)
 
 
-def _text(source: Source, line: int | None) -> str | None:
+def _source_line(source: SourceExcerpt, line: int | None) -> str | None:
     return None if line is None else dict(zip(source.numbers, source.text, strict=True)).get(line)

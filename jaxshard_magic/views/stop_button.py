@@ -1,4 +1,4 @@
-"""A button that ends a long cell early, where the page can interrupt the kernel; else a line that says how to."""
+"""Button that ends a long cell early if the page can interrupt the kernel; otherwise a line of instructions."""
 
 from anywidget import AnyWidget
 
@@ -6,6 +6,6 @@ from jaxshard_magic.views.live_view import STATIC
 
 
 class StopButton(AnyWidget):
-    """Interrupts the kernel that it belongs to, which raises KeyboardInterrupt in the cell that runs."""
+    """Widget that interrupts its kernel; the running cell raises KeyboardInterrupt."""
 
     _esm = (STATIC / "stop.js").read_text(encoding="utf-8")

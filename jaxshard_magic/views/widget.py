@@ -1,50 +1,57 @@
-"""The report as a Jupyter widget. What its reader selects is read and set here."""
+"""Report as a Jupyter widget; a selection made in the browser is readable and settable in Python."""
 
 from difflib import get_close_matches
 from functools import cached_property
 from numbers import Integral
 from typing import Any
 
-from jaxshard_magic.errors import ShardError, none_of, one_of
+from jaxshard_magic.errors import ShardError, list_names, unknown_name
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import printable, runs
-from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
-from jaxshard_magic.views.payload import opens_on, packed, tab_ids
+from jaxshard_magic.views.live_view import LiveView, SelectionTrait, quoted
+from jaxshard_magic.views.payload import first_tab, packed_report, tab_ids
 
 
 class ReportView(LiveView):
-    """A report to point at; `report.view` gives the one that the notebook shows.
+    """Interactive report; `report.view` is the one displayed by the notebook.
 
-    `leaf` (a path), `device` (an id) and `tab` ("layout", "memory", "communication", "pipeline", "training") are what
-    is selected: they change as the reader clicks, and setting them changes the picture. None clears.
+    Setting `leaf` (a path), `device` (an id) or `tab` ("layout", "memory", "communication", "measured", "pipeline",
+    "training") changes the picture, and a click of the reader changes the traits. None clears a selection.
 
         report.view.leaf = "state.params.wte.embedding"
+
+    Args:
+        report: Report to show.
     """
 
-    chosen_names = ("leaf", "device", "tab")
+    selection_names = ("leaf", "device", "tab")
 
-    leaf = Chosen().tag(sync=True)
-    device = Chosen().tag(sync=True)
-    tab = Chosen().tag(sync=True)
+    leaf = SelectionTrait().tag(sync=True)
+    device = SelectionTrait().tag(sync=True)
+    tab = SelectionTrait().tag(sync=True)
 
     def __init__(self, report: Report):
         self.report = report
-        super().__init__(report, packed(report))
+        super().__init__(report, packed_report(report))
 
     def __repr__(self) -> str:
         return f"<ReportView of {self.report!r}>"
 
-    def checked(self, name: str, value: Any) -> Any:
-        """`value` as the trait `name` holds it. Raises ShardError for what this report does not have."""
+    def validate_choice(self, name: str, value: Any) -> Any:
+        """Return `value` as the trait `name` stores it.
+
+        Raises:
+            ShardError: The report has no such leaf, device or tab.
+        """
         if name == "leaf":
             return None if value is None else self._leaf(value)
         if name == "device":
             return None if value is None else self._device(value)
-        return opens_on(self.report) if value is None else self._tab(value)
+        return first_tab(self.report) if value is None else self._tab(value)
 
     @cached_property
     def _paths(self) -> dict[str, str]:
-        """The leaves as the front end writes them, by that and by their own path."""
+        """Displayed path of each leaf, by displayed path and by original path."""
         shown = {leaf.path: printable(leaf.path) for leaf in self.report.leaves}
         return {path: path for path in shown.values()} | shown
 
@@ -62,6 +69,7 @@ class ReportView(LiveView):
         raise ShardError(f"no leaf {quoted(value)}.{_nearest_leaf(str(value), list(self._paths.values()))}")
 
     def _device(self, value: Any) -> int:
+        # bool is an Integral in Python: True would be device 1.
         if isinstance(value, Integral) and not isinstance(value, bool) and int(value) in self._devices:
             return int(value)
         ids = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs(self._devices)[:4])
@@ -70,13 +78,14 @@ class ReportView(LiveView):
     def _tab(self, value: Any) -> str:
         if isinstance(value, str) and value in self._tabs:
             return value
-        tabs = f"this report's tabs are {one_of(self._tabs)}"
-        raise ShardError(none_of(f"no tab {quoted(value)}", str(value), self._tabs, tabs))
+        tabs = f"this report's tabs are {list_names(self._tabs)}"
+        raise ShardError(unknown_name(f"no tab {quoted(value)}", str(value), self._tabs, tabs))
 
 
 def _nearest_leaf(path: str, paths: list[str]) -> str:
-    """The leaf that was meant: the one that ends so, else one that looks alike."""
+    """Return a hint for an unknown path: a leaf that ends with the path, else one with a similar path."""
     ends = [known for known in paths if known.endswith(f".{path}")]
+    # A browser may send any text, and `difflib` takes quadratic time.
     near = ends[:1] or get_close_matches(path[:200], paths, n=1, cutoff=0.5)
     if near:
         return f" Did you mean '{near[0]}'?"

@@ -18,9 +18,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "node_modules", ".pytest_cache", ".ruff_cache"
-)
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "node_modules", ".pytest_cache", ".ruff_cache")
 NEWEST = Path(__file__).resolve().parents[2]
 
 
@@ -39,9 +37,7 @@ class Fault:
         counts = {path: path.read_text("utf-8").count(self.text) for path in sources(checkout)}
         places = [path for path, count in counts.items() if count]
         if len(places) != 1 or counts[places[0]] != 1:
-            raise ValueError(
-                f"{self.name}: {self.text!r} stands {sum(counts.values())} times, and must stand once"
-            )
+            raise ValueError(f"{self.name}: {self.text!r} stands {sum(counts.values())} times, and must stand once")
         return places[0]
 
 
@@ -54,9 +50,7 @@ def faults() -> list[Fault]:
 def sources(checkout: Path) -> list[Path]:
     """The package's modules and the widgets' sources."""
     modules = sorted((checkout / "jaxshard_magic").rglob("*.py"))
-    return modules + [
-        p for p in sorted((checkout / "widgets").rglob("*.js")) if "node_modules" not in p.parts
-    ]
+    return modules + [p for p in sorted((checkout / "widgets").rglob("*.js")) if "node_modules" not in p.parts]
 
 
 def tests(checkout: Path, arguments: list[str]) -> tuple[int, str]:
@@ -97,12 +91,8 @@ def caught(fault: Fault, checkout: Path, quick: bool, more: list[str]) -> str | 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", action="append", metavar="NAME", help="this fault; may be given several times"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", help="this fault; may be given several times")
     parser.add_argument("--checkout", type=Path, default=NEWEST, help="whose package and tests are taken")
     parser.add_argument("--quick", action="store_true", help="run no more than the tests that should find it")
     given, more = parser.parse_known_args()

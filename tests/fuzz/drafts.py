@@ -31,9 +31,7 @@ class Pool:
     params: list[Input] = field(default_factory=list)
     keyed: bool = False
 
-    def pick(
-        self, suits: Callable[[Type], bool] = lambda t: t.floating, *, distinct: bool = False
-    ) -> str | None:
+    def pick(self, suits: Callable[[Type], bool] = lambda t: t.floating, *, distinct: bool = False) -> str | None:
         """The name of a value that suits, a late one rather than an early one, a parameter seldom: what no example
         meets, no strategy divides."""
         names = [n for n, t in self.types.items() if suits(t) and (n in self.distinct or not distinct)]
@@ -60,9 +58,7 @@ class Pool:
     def axis(self, name: str) -> int:
         """A dimension of a value, the first one seldom: what mixes examples leaves a strategy less to divide."""
         rank = len(self.types[name].shape)
-        return (
-            self.rng.randrange(1, rank) if rank > 1 and self.rng.random() < 0.8 else self.rng.randrange(rank)
-        )
+        return self.rng.randrange(1, rank) if rank > 1 and self.rng.random() < 0.8 else self.rng.randrange(rank)
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         return self.types[name].shape

@@ -52,14 +52,10 @@ def _batch(rng: Random) -> tuple[Input, ...]:
     """One to four leaves whose rows are examples; sizes of other dimensions repeat, also that of the rows."""
     rows = rng.choice((8, 8, 8, 8, 8, 16, 16, 24, 13))
     positions, width = rng.choice((4, 8, 8, 6)), rng.choice((2, 3, 4, 4, 8, 8))
-    shapes: list[tuple[int, ...]] = [
-        rng.choice(((rows, width), (rows, positions, width), (rows, positions, width)))
-    ]
+    shapes: list[tuple[int, ...]] = [rng.choice(((rows, width), (rows, positions, width), (rows, positions, width)))]
     dtypes = ["float32"]
     for _ in range(rng.randrange(4)):
-        shapes.append(
-            rng.choice(((rows,), (rows, positions), (rows, width), (rows, 4, 4, 2), (rows, 0), shapes[0]))
-        )
+        shapes.append(rng.choice(((rows,), (rows, positions), (rows, width), (rows, 4, 4, 2), (rows, 0), shapes[0])))
         dtypes.append(rng.choice(("float32", "float32", "int32", "int32", "bfloat16", "bool")))
     leaves = [Input(f"x{i}", Type(s, d), i) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
     if rng.random() < 0.1:

@@ -70,14 +70,8 @@ class Outcome:
     @property
     def sort(self) -> str:
         """The outcome without names and sizes: equal for equal causes, as far as a line tells."""
-        short = re.sub(
-            r"line \d+|'[^']*'|`[^`]*`|\"[^\"]*\"|[\[(][^\[\]()]*[\])]|\d+", "_", self.told.split("\n")[0]
-        )
-        return (
-            self.kind
-            if self.kind in ("same", "wrong")
-            else f"{self.kind}: {re.sub('(_|, )+', '_', short)[:160]}"
-        )
+        short = re.sub(r"line \d+|'[^']*'|`[^`]*`|\"[^\"]*\"|[\[(][^\[\]()]*[\])]|\d+", "_", self.told.split("\n")[0])
+        return self.kind if self.kind in ("same", "wrong") else f"{self.kind}: {re.sub('(_|, )+', '_', short)[:160]}"
 
 
 class Inputs:
@@ -158,15 +152,13 @@ def outcome(program: Program, strategy: str, plain: list[Numbers] | None = None)
 
 def _sharded(program: Program, strategy: str, plain: list[Numbers], specs: dict[str, str]) -> Outcome:
     """What becomes of a program under a strategy, with specs as a line gives them."""
-    with warnings.catch_warnings(), mock.patch.object(fsdp, "SMALL", SMALL_WEIGHT):
+    with warnings.catch_warnings(), mock.patch.object(fsdp, "MIN_GATHERED_ELEMENTS", SMALL_WEIGHT):
         warnings.simplefilter("ignore")
         try:
             step = jaxshard_magic.shard(
                 step_of(program), strategy, mesh=MESHES[strategy], pad=program.ragged, specs=specs
             )
-            for call, (got, want) in enumerate(
-                zip(numbers_of_calls(step, Inputs(program)), plain, strict=True), 1
-            ):
+            for call, (got, want) in enumerate(zip(numbers_of_calls(step, Inputs(program)), plain, strict=True), 1):
                 if told := difference(program, got, want):
                     jumps = unstable(program, plain)
                     return Outcome("unstable", jumps) if jumps else Outcome("wrong", f"call {call}: {told}")
@@ -193,9 +185,7 @@ def difference(program: Program, got: Numbers, want: Numbers, share: float = 1.0
             continue
         off = np.abs(y.astype(np.float64) - x.astype(np.float64)).max()
         largest = np.abs(x.astype(np.float64)).max()
-        allowed = share * (
-            largest * (NARROW_TOLERANCE if narrow else TOLERANCE) + (0.01 if narrow else LEAST)
-        )
+        allowed = share * (largest * (NARROW_TOLERANCE if narrow else TOLERANCE) + (0.01 if narrow else LEAST))
         if not off <= allowed:
             told.append((float(off), f"{name} is off by {off:.3g}, its largest is {largest:.3g}"))
     return max(told)[1] + f"; {len(told)} of {len(want)} arrays" if told else ""

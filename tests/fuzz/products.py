@@ -78,9 +78,7 @@ def pooled(pool: Pool) -> Draft | None:
     strides = tuple(rng.choice((1, w)) for w in window)
     start, how, scale = rng.choice((("-jnp.inf", "lax.max", 1), ("0.0", "lax.add", max(window))))
     padding = rng.choice(("SAME", "VALID"))
-    return Draft(
-        f'lax.reduce_window({{0}}, {start}, {how}, {tuple(window)}, {strides}, "{padding}") / {scale}', (x,)
-    )
+    return Draft(f'lax.reduce_window({{0}}, {start}, {how}, {tuple(window)}, {strides}, "{padding}") / {scale}', (x,))
 
 
 @operation(2)
@@ -96,9 +94,7 @@ def attention(pool: Pool) -> Draft | None:
         inner = ", ".join(f"{{0}} @ {{{i}}} / {scale:.3f}" for i in (1, 2, 3))
         return Draft(f"attended({inner}, {causal})", (x, q, k, v))
     b, t = pool[x][:2]
-    inner = ", ".join(
-        f"({{0}} @ {{{i}}} / {scale:.3f}).reshape({b}, {t}, 2, -1).swapaxes(1, 2)" for i in (1, 2, 3)
-    )
+    inner = ", ".join(f"({{0}} @ {{{i}}} / {scale:.3f}).reshape({b}, {t}, 2, -1).swapaxes(1, 2)" for i in (1, 2, 3))
     return Draft(f"attended({inner}, {causal}).swapaxes(1, 2).reshape({b}, {t}, -1)", (x, q, k, v))
 
 

@@ -111,10 +111,7 @@ class Program:
         body = "\n".join(lines)
         helpers = [source for name, source in HELPERS.items() if f"{name}(" in body]
         types = self.types
-        terms = [
-            f"jnp.sum(jnp.sin({self._read(v)}.astype(jnp.float32))) / {max(1, types[v].size)}"
-            for v in self.loss
-        ]
+        terms = [f"jnp.sum(jnp.sin({self._read(v)}.astype(jnp.float32))) / {max(1, types[v].size)}" for v in self.loss]
         outputs = ", ".join(f'"{v}": {self._read(v)}' for v in self.outputs)
         kept, split = [], []
         if self.keyed:

@@ -130,16 +130,12 @@ def faults(
             same = partial(_fails_alike, judge=judge, strategy=strategy, sort=found.sort)
             short = shrink(program, same, shrink_s)
             head = f"# seed {seed} under {strategy}: {found.kind}: {found.told}"
-            scripts[sort] = (
-                f"{head}\n{short.script(strategy, MESHES[strategy], ('np', 'jnp', 'np'), found.specs)}"
-            )
+            scripts[sort] = f"{head}\n{short.script(strategy, MESHES[strategy], ('np', 'jnp', 'np'), found.specs)}"
             tell(scripts[sort])
     return [*scripts.values()], outcomes
 
 
-def _fails_alike(
-    program: "Program", judge: Callable[["Program", str], "Outcome"], strategy: str, sort: str
-) -> bool:
+def _fails_alike(program: "Program", judge: Callable[["Program", str], "Outcome"], strategy: str, sort: str) -> bool:
     return judge(program, strategy).sort == sort
 
 
@@ -147,18 +143,12 @@ def main() -> int:
     from fuzz.judge import MESHES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--seed", type=int, default=int(time.strftime("%Y%m%d")) * 1000, help="today's unless given"
-    )
+    parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")) * 1000, help="today's unless given")
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--strategies", default=",".join(MESHES), help=f"among {', '.join(MESHES)}")
-    parser.add_argument(
-        "--one", action="store_true", help="each program under one of the strategies, in turn"
-    )
+    parser.add_argument("--one", action="store_true", help="each program under one of the strategies, in turn")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a program under a strategy")
-    parser.add_argument(
-        "--shrink", type=float, default=120, help="seconds for making a failing program short"
-    )
+    parser.add_argument("--shrink", type=float, default=120, help="seconds for making a failing program short")
     parser.add_argument("--memory", type=float, default=4, help="GiB of the process that runs them")
     asked = parser.parse_args()
     strategies = asked.strategies.split(",")

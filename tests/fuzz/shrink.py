@@ -30,10 +30,7 @@ def smaller(program: Program) -> Iterator[Program]:
     seen = {program}
     for candidate in (
         *_without_much(program),
-        *(
-            replace(program, outputs=tuple(o for o in program.outputs if o != name))
-            for name in program.outputs
-        ),
+        *(replace(program, outputs=tuple(o for o in program.outputs if o != name)) for name in program.outputs),
         *(replace(program, loss=tuple(v for v in program.loss if v != name)) for name in program.loss[1:]),
         *(replace(program, loss=program.loss[1:]) for _ in program.loss[1:2]),
         *(replace(program, kept=tuple(k for k in program.kept if k != name)) for name in program.kept),

@@ -120,9 +120,7 @@ def _cnn() -> Moves:
     return Moves(weights, sums, loss='params["dense"]', loss_is_cut=True)
 
 
-def _transformer(
-    *, fused: bool = False, tied: bool = False, scanned: bool = False, remat: bool = False
-) -> Moves:
+def _transformer(*, fused: bool = False, tied: bool = False, scanned: bool = False, remat: bool = False) -> Moves:
     """A block sums twice forward (out, down) and twice backward (the inputs of q, k, v and of up); rematerialised, it
     sums after out once more. The vocabulary is cut: a lookup sums once, the head's input gradient once, and the
     cross entropy four numbers a token (the maximum, the sum, the picked logit; the sum of the gradient).

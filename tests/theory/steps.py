@@ -21,9 +21,7 @@ class Call(NamedTuple):
 def _weights(shapes: dict) -> dict:
     leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    return jax.tree.unflatten(
-        tree, [0.05 * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)]
-    )
+    return jax.tree.unflatten(tree, [0.05 * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)])
 
 
 def _call(loss: Callable[..., jax.Array], params: dict, batch: Any) -> Call:
@@ -69,9 +67,7 @@ def cnn() -> Call:
         return jnp.mean((x.mean((1, 2)) @ params["dense"] - batch["y"]) ** 2)
 
     image = jax.random.normal(jax.random.key(1), (EXAMPLES, SIDE, SIDE, a))
-    return _call(
-        loss, params, {"image": image, "y": jax.random.normal(jax.random.key(2), (EXAMPLES, CLASSES))}
-    )
+    return _call(loss, params, {"image": image, "y": jax.random.normal(jax.random.key(2), (EXAMPLES, CLASSES))})
 
 
 def transformer(
@@ -88,9 +84,7 @@ def transformer(
     qkv = {"qkv": (WIDTH, 3 * WIDTH)} if fused else {"q": (WIDTH,) * 2, "k": (WIDTH,) * 2, "v": (WIDTH,) * 2}
     shapes = {"norm0": (WIDTH,), "norm1": (WIDTH,), "out": (WIDTH, WIDTH)}
     shapes |= {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)} | qkv
-    blocks = (
-        {k: (LAYERS, *s) for k, s in shapes.items()} if scan else {f"block{i}": shapes for i in range(LAYERS)}
-    )
+    blocks = {k: (LAYERS, *s) for k, s in shapes.items()} if scan else {f"block{i}": shapes for i in range(LAYERS)}
     params = _weights(
         {"embed": (vocabulary, WIDTH), "blocks": blocks} | ({} if tied else {"head": (WIDTH, vocabulary)})
     )

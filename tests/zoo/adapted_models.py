@@ -150,6 +150,4 @@ def bootstrap_own_latent(seed: int = 0) -> Call:
     d = Draw(seed)
     online = {"encoder": mlp_params(d, 64, 128, 128, 32), "predictor": mlp_params(d, 32, 64, 32)}
     target = jax.tree.map(jnp.copy, online["encoder"])
-    return Call(
-        own_latent_step, (online, target, adam.init(online), jax.random.key(seed), d.normal(BATCH, 64))
-    )
+    return Call(own_latent_step, (online, target, adam.init(online), jax.random.key(seed), d.normal(BATCH, 64)))

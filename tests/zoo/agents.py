@@ -94,9 +94,7 @@ def td3_update(actor_state, qf1_state, qf2_state, batch, key):
     """Twin critics move, then the actor; averages of all three follow."""
     key, noise_key = jax.random.split(key, 2)
     noise = jnp.clip(0.2 * jax.random.normal(noise_key, batch["actions"].shape), -0.5, 0.5)
-    next_actions = (
-        actor_state.apply_fn({"params": actor_state.target_params}, batch["next_observations"]) + noise
-    )
+    next_actions = actor_state.apply_fn({"params": actor_state.target_params}, batch["next_observations"]) + noise
     next_actions = jnp.clip(next_actions, -1.0, 1.0)
     nexts = [
         qf.apply_fn({"params": qf.target_params}, batch["next_observations"], next_actions)[:, 0]
@@ -191,9 +189,7 @@ def soft_step(state: Soft, batch, key):
 
     def actor_loss(actor):
         actions, likely = sampled(actor, batch["observations"], actor_key)
-        return jnp.mean(
-            alpha * likely - both(state.critics, batch["observations"], actions).min(0)
-        ), likely.mean()
+        return jnp.mean(alpha * likely - both(state.critics, batch["observations"], actions).min(0)), likely.mean()
 
     c_loss, c_grads = jax.value_and_grad(critic_loss)(state.critics)
     (a_loss, likely), a_grads = jax.value_and_grad(actor_loss, has_aux=True)(state.actor)
@@ -224,9 +220,7 @@ def soft_step(state: Soft, batch, key):
 def soft_actor_critic(seed: int = 0) -> Call:
     d = Draw(seed)
     actor = mlp_params(d, SEEN, 128, 64, 2 * ACTIONS)
-    critics = jax.tree.map(
-        lambda *x: jnp.stack(x), *(mlp_params(d, SEEN + ACTIONS, 128, 64, 1) for _ in range(2))
-    )
+    critics = jax.tree.map(lambda *x: jnp.stack(x), *(mlp_params(d, SEEN + ACTIONS, 128, 64, 1) for _ in range(2)))
     log_alpha = jnp.asarray(-1.0)
     opts = (adam.init(actor), adam.init(critics), adam.init(log_alpha))
     state = Soft(actor, critics, jax.tree.map(jnp.copy, critics), log_alpha, opts)

@@ -87,9 +87,7 @@ def linen_ddpm(seed: int = 0) -> Call:
     images = jnp.tanh(Draw(seed).normal(BATCH, 8, 8, 1))
     params = jax.jit(UNET.init)(jax.random.key(seed), images[:1], jnp.zeros(1, jnp.int32))["params"]
     more = {"ema_params": jax.tree.map(jnp.copy, params), "key": jax.random.key(seed + 1)}
-    return Call(
-        ddpm_step, (DiffusionState.create(apply_fn=UNET.apply, params=params, tx=adam, **more), images)
-    )
+    return Call(ddpm_step, (DiffusionState.create(apply_fn=UNET.apply, params=params, tx=adam, **more), images))
 
 
 class Velocity(nnx.Module):
@@ -126,15 +124,12 @@ def flow_step(model, optimizer, rngs, data):
 @step(
     "public nnx rng",
     batch={"data": 0},
-    roles={"model": "params", "optimizer": "optimizer", "optimizer.step": None, "rngs": "rng"}
-    | {"data": "batch"},
+    roles={"model": "params", "optimizer": "optimizer", "optimizer.step": None, "rngs": "rng"} | {"data": "batch"},
     mutates=True,
 )
 def nnx_flow_matching(seed: int = 0) -> Call:
     model, rngs = Velocity(nnx.Rngs(seed)), nnx.Rngs(noise=seed, time=seed + 1)
-    return Call(
-        flow_step, (model, nnx.Optimizer(model, adam, wrt=nnx.Param), rngs, Draw(seed).normal(BATCH, 32))
-    )
+    return Call(flow_step, (model, nnx.Optimizer(model, adam, wrt=nnx.Param), rngs, Draw(seed).normal(BATCH, 32)))
 
 
 class Mixer(eqx.Module):
@@ -172,9 +167,7 @@ def batch_loss(model, data, key):
     n = data.shape[0]
     time_key, loss_key = jax.random.split(key)
     t = jax.random.uniform(time_key, (n,), minval=0, maxval=model.t1 / n) + (model.t1 / n) * jnp.arange(n)
-    return jnp.mean(
-        jax.vmap(lambda y, s, k: single_loss(model, y, s, k))(data, t, jax.random.split(loss_key, n))
-    )
+    return jnp.mean(jax.vmap(lambda y, s, k: single_loss(model, y, s, k))(data, t, jax.random.split(loss_key, n)))
 
 
 @eqx.filter_jit

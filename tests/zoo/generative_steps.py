@@ -90,8 +90,7 @@ def gan_step(generator, discriminator, states, batch, key):
 @step(
     "plain gan rng",
     batch={"batch.real": 0},
-    roles={"generator": "params", "discriminator": "params", "states": "optimizer"}
-    | {"batch": "batch", "key": "rng"},
+    roles={"generator": "params", "discriminator": "params", "states": "optimizer"} | {"batch": "batch", "key": "rng"},
     feeds={"generator": 0, "discriminator": 1, "states": 2},
 )
 def gan(seed: int = 0) -> Call:

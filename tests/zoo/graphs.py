@@ -79,8 +79,7 @@ def padded_graphs(seed: int = 0) -> Call:
     ends = [(first + d.rng.integers(0, np.repeat(n_node, n_edge))).astype(np.int32) for _ in range(2)]
     graph = GraphsTuple(d.numpy(NODES, 16), d.numpy(EDGES, 8), *ends, None, n_node, n_edge)
     rounds = [
-        {"edges": mlp_params(d, 3 * width, 64, width), "nodes": mlp_params(d, 2 * width, 64, width)}
-        for _ in range(2)
+        {"edges": mlp_params(d, 3 * width, 64, width), "nodes": mlp_params(d, 2 * width, 64, width)} for _ in range(2)
     ]
     params = {
         "embed_nodes": mlp_params(d, 16, width),

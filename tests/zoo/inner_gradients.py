@@ -43,9 +43,7 @@ def attacked_step(params, opt_state, batch):
     return optax.apply_updates(params, updates), opt_state, loss
 
 
-@step(
-    "public", tolerance=5e-3, notes="gradients of the batch in a loop, whose result the loss reads", **STATE
-)
+@step("public", tolerance=5e-3, notes="gradients of the batch in a loop, whose result the loss reads", **STATE)
 def projected_attack(seed: int = 0) -> Call:
     return Call(attacked_step, inputs(seed, momentum))
 

@@ -195,9 +195,7 @@ class Translator(nn.Module):
         for _ in range(2):
             memory = Layer()(memory, nn.make_attention_mask(inputs > 0, inputs > 0))
         memory = nn.LayerNorm()(memory)
-        causal = nn.combine_masks(
-            nn.make_attention_mask(targets > 0, targets > 0), nn.make_causal_mask(targets)
-        )
+        causal = nn.combine_masks(nn.make_attention_mask(targets > 0, targets > 0), nn.make_causal_mask(targets))
         for _ in range(2):
             y = Layer()(y, causal, memory, nn.make_attention_mask(targets > 0, inputs > 0))
         return nn.Dense(VOCAB)(nn.LayerNorm()(y))

@@ -73,9 +73,7 @@ class Heads(nnx.Module):
     """One trunk, three tasks, and how uncertain each is."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.trunk = nnx.Sequential(
-            nnx.Linear(64, 128, rngs=rngs), nnx.gelu, nnx.Linear(128, 64, rngs=rngs), nnx.gelu
-        )
+        self.trunk = nnx.Sequential(nnx.Linear(64, 128, rngs=rngs), nnx.gelu, nnx.Linear(128, 64, rngs=rngs), nnx.gelu)
         self.heads = nnx.Dict({name: nnx.Linear(64, n, rngs=rngs) for name, n in TASKS.items()})
         self.log_variance = nnx.Param(jnp.zeros(len(TASKS)))
 

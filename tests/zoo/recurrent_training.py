@@ -96,11 +96,7 @@ def kindness_step(model, optimizer, batch):
     "public nnx rnn scan",
     batch={"batch.words": 0, "batch.lengths": 0, "batch.kind": 0},
     roles={"model": "params", "optimizer": "optimizer", "optimizer.step": None, "batch": "batch"}
-    | {
-        f"model.rnn.{way}_rnn.{inner}": "rng"
-        for way in ("forward", "backward")
-        for inner in ("rngs", "cell.rngs")
-    }
+    | {f"model.rnn.{way}_rnn.{inner}": "rng" for way in ("forward", "backward") for inner in ("rngs", "cell.rngs")}
     | {"model.rnn.rngs": "rng"},
     mutates=True,
     notes="sentences of different lengths, turned around each by its own",

@@ -37,8 +37,7 @@ def burgers_step(params, opt_state, points, starts, values):
 @step(
     "public",
     batch={"points": 0, "starts": 0, "values": 0},
-    roles={"params": "params", "opt_state": "optimizer", "points": "batch", "starts": "batch"}
-    | {"values": "batch"},
+    roles={"params": "params", "opt_state": "optimizer", "points": "batch", "starts": "batch"} | {"values": "batch"},
     feeds={"params": 0, "opt_state": 1},
     tolerance=2e-3,
     notes="second derivatives of the network by its inputs, within the loss; two batches of different sizes",
@@ -194,9 +193,7 @@ def radiance_step(params, opt_state, key, rays):
         colour, density = jnp.split(mlp(p, features), [3], axis=-1)
         gaps = jnp.diff(depth, axis=-1, append=jnp.full((depth.shape[0], 1), far))
         alpha = 1 - jnp.exp(-jax.nn.softplus(density[..., 0]) * gaps)
-        through = jnp.cumprod(
-            jnp.concatenate([jnp.ones_like(alpha[:, :1]), 1 - alpha[:, :-1] + 1e-10], -1), -1
-        )
+        through = jnp.cumprod(jnp.concatenate([jnp.ones_like(alpha[:, :1]), 1 - alpha[:, :-1] + 1e-10], -1), -1)
         seen = jnp.sum((alpha * through)[..., None] * jax.nn.sigmoid(colour), axis=1)
         return jnp.mean((seen - rays["colour"]) ** 2)
 

@@ -29,9 +29,7 @@ def numbers(call: Call, result: Any) -> dict[str, np.ndarray]:
     return by_name
 
 
-def numbers_of_calls(
-    step: Step, call: Call, fn: Callable[..., Any], calls: int = 3
-) -> Iterator[dict[str, np.ndarray]]:
+def numbers_of_calls(step: Step, call: Call, fn: Callable[..., Any], calls: int = 3) -> Iterator[dict[str, np.ndarray]]:
     """The numbers after each of so many calls of `fn`, which stands in the place of the call's own function; each call
     takes the state that the one before it brought."""
     for _ in range(calls):
@@ -54,9 +52,7 @@ class Difference:
         return self.share <= FEW and self.largest <= LARGEST
 
 
-def differences(
-    step: Step, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]
-) -> Iterator[Difference]:
+def differences(step: Step, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> Iterator[Difference]:
     """Leaf by leaf, but for those that only rounding moves. Another shape, or what is no number, is infinitely far
     off."""
     for name, b in want.items():

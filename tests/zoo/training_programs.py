@@ -58,9 +58,7 @@ class TrainerModule:
 
         def train_step(state, batch):
             rng, own = jax.random.split(state.rng)
-            (loss, accuracy), grads = jax.value_and_grad(calculate_loss, has_aux=True)(
-                state.params, own, batch, True
-            )
+            (loss, accuracy), grads = jax.value_and_grad(calculate_loss, has_aux=True)(state.params, own, batch, True)
             return state.apply_gradients(grads=grads, rng=rng), loss, accuracy
 
         self.train_step = jax.jit(train_step)
@@ -246,9 +244,7 @@ class Half(nn.Module):
 
 
 HALF = Half()
-momentum = optax.sgd(
-    0.1, momentum=0.9
-)  # Adam would make whole steps of what float16 leaves of a small gradient
+momentum = optax.sgd(0.1, momentum=0.9)  # Adam would make whole steps of what float16 leaves of a small gradient
 
 
 @jax.jit
@@ -318,6 +314,4 @@ reducing = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, accumulation_
 def best_parameters_kept(seed: int = 0) -> Call:
     params = mlp_params(Draw(seed), 64, 128, 64, 32)
     best = {"loss": jnp.asarray(jnp.inf), "params": jax.tree.map(jnp.copy, params)}
-    return Call(
-        best_kept_step, ((params, adam.init(params), best, reducing.init(params)), pictures(seed, 64))
-    )
+    return Call(best_kept_step, ((params, adam.init(params), best, reducing.init(params)), pictures(seed, 64)))

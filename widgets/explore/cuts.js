@@ -1,4 +1,4 @@
-// The arithmetic of a cut array, by the names of mesh axes: the same as explorer/cuts.py, and held to the same cases.
+// The arithmetic of a cut array, by the names of mesh axes: the same as explorer/shard_sizes.py, and held to the same cases.
 
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const divisor = (a, b) => (b ? divisor(b, a % b) : a);

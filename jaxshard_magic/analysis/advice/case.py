@@ -1,52 +1,71 @@
-"""What a rule of advice looks at, and the words that several of them need."""
+"""Facts for the rules of advice, and helpers shared by several rules."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...config.from_line import changed_by, is_line
+from ...config.from_line import apply_line, is_line
 from ...config.options import GradientOptions
 from ...config.request import Request
 from ...errors import ShardError
-from ...plan import Share
+from ...plan import DeviceWork
 from ...program.trace import is_closed_over
 from ...report import Collective, Experts, Leaf, Measured, Memory, MeshInfo, Spec
-from ...report.held import extents
+from ...report.device_leaves import devices_per_axis
 from ...targets import Target
-from ..collectives import Move
+from ..collectives import HloCollective
 from ..roofline import Roofline
-from .loop import Loop
+from .loop import TrainingLoop
 
 
-class OnceALoop(NamedTuple):
-    """What a step would do if each loop gathered its weights, and reduced its gradients, once and not at every trip:
-    the bytes that a device sends in a step now, those that it would send `then`, and what it would hold `more` at
-    once, all by the plan."""
+class OncePerLoop(NamedTuple):
+    """Effect of gathering weights, and reducing gradients, once per loop rather than at every trip, by the plan.
 
-    sent: int
-    then: int
-    more: int
+    Attributes:
+        bytes_now: Bytes sent by a device in a step now.
+        bytes_then: Bytes sent after the change.
+        extra_peak_bytes: Additional peak bytes after the change.
+    """
+
+    bytes_now: int
+    bytes_then: int
+    extra_peak_bytes: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that is known of a sharded step.
+    """Facts about a sharded step.
 
-    `jobs` are the mesh axes of each part of the strategy, `idle_axes` those that the plan uses for nothing, `given` the
-    paths of leaves whose spec the user chose, `kept` the state whose old value stays while the new one is made.
-    `moves` are the compiled step's collectives one by one, `collectives` the report's, with the seconds of `roof` where
-    a chip is known. `shares` is what one device multiplies; `examples` the batch, `examples_before` that of the step's
-    earlier run; `callbacks` the lines, or None, of calls to Python from inside the step. `target` is what the step was
-    compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
-    the bytes that a device needs, as compiled, with a fix that was tried. `largest_weight`: bytes of the largest weight
-    that an operation reads, None where that is not known. `measured`: where the time of recorded steps went. `loop` is
-    what called it. `experts`: those that are divided.
-
-    `asked` is the request as it stands, `inside` what of it its gradients are taken by, None where it takes none.
-    `refuses(line)`: why the step can't be had as a line says, or would train on another loss; None where it can.
-    `made_of`: the devices as they stand before a mesh's axes. `once_a_loop()`: what would be sent and held if loops
-    gathered weights and reduced gradients once; None where none does at every trip.
+    Attributes:
+        leaves: Arrays of the step.
+        mesh: The mesh.
+        strategy: Name of the strategy.
+        jobs: Mesh axes of each part of the strategy.
+        idle_axes: Mesh axes not used by the plan.
+        user_spec_paths: Paths of leaves with a spec chosen by the user.
+        undonated_state: State of which the old value remains in memory while the new one is computed.
+        hlo_collectives: The collectives of the compiled step, one by one.
+        collectives: The collectives of the report, with seconds from `roof` for a known chip.
+        memory: Memory of each device.
+        roof: Roofline of the step; None without a known chip.
+        shares: Products of one device.
+        examples: Batch size.
+        examples_before: Batch size of the step's earlier run.
+        callbacks: Lines of calls to Python from inside the step, None for a call without a line.
+        target: Compilation target; None for attached devices.
+        larger: Extents of the target's available slices with more devices.
+        tried: Bytes needed by a device as compiled with a fix, by fix.
+        request: The request.
+        gradient_options: The request's options of gradients; None where the step takes no gradients.
+        refusal_reason: Returns why a line is impossible or trains on another loss; None for a possible line.
+        made_of: Devices as written before the axes of a mesh.
+        once_per_loop: Returns the effect of gathering and reducing once per loop; None where no loop does so at every
+            trip.
+        largest_weight: Bytes of the largest weight read by an operation; None where unknown.
+        measured: Time breakdown of recorded steps.
+        loop: Facts about the calling loop.
+        experts: The sharded experts.
     """
 
     leaves: Sequence[Leaf]
@@ -54,69 +73,77 @@ class Case:
     strategy: str
     jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     idle_axes: Sequence[str] = ()
-    given: Collection[str] = ()
-    kept: Sequence[Leaf] = ()
-    moves: Sequence[Move] = ()
+    user_spec_paths: Collection[str] = ()
+    undonated_state: Sequence[Leaf] = ()
+    hlo_collectives: Sequence[HloCollective] = ()
     collectives: Sequence[Collective] = ()
     memory: Memory | None = None
     roof: Roofline | None = None
-    shares: Sequence[Share] = ()
+    shares: Sequence[DeviceWork] = ()
     examples: int | None = None
     examples_before: int | None = None
     callbacks: Sequence[str | None] = ()
     target: Target | None = None
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
-    asked: Request | None = None
-    inside: GradientOptions | None = None
-    refuses: Callable[[str], str | None] = lambda _: None
+    request: Request | None = None
+    gradient_options: GradientOptions | None = None
+    refusal_reason: Callable[[str], str | None] = lambda _: None
     made_of: str = ""
-    once_a_loop: Callable[[], OnceALoop | None] = lambda: None
+    once_per_loop: Callable[[], OncePerLoop | None] = lambda: None
     largest_weight: int | None = None
     measured: Measured | None = None
-    loop: Loop = field(default_factory=Loop)
+    loop: TrainingLoop = field(default_factory=TrainingLoop)
     experts: Sequence[Experts] = ()
 
     @property
     def batch(self) -> list[Leaf]:
-        """The arguments that hold examples."""
+        """Arguments that contain examples."""
         return [x for x in self.leaves if x.role == "batch" and not is_closed_over(x.path)]
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes that the examples lie along, in the mesh's order."""
+        """Mesh axes over which examples are sharded, in the mesh's order."""
         cut = {a for leaf in self.leaves if leaf.role == "batch" for a in axes_of(leaf.spec)}
         return tuple(a for a in self.mesh.axes if a in cut - self.stage_axes)
 
-    def line(self, fix: str | None) -> str | None:
-        """Return `fix`; None where it is a line that the strategy or the mesh can't have, or has already."""
-        if fix is None or self.asked is None or not is_line(fix) or fix.startswith("%mesh "):
+    def usable_fix(self, fix: str | None) -> str | None:
+        """Return `fix`; None for a line impossible with this strategy or mesh, or already in effect."""
+        # Code and `%mesh` lines are no options of a request, so there is nothing to compare.
+        if fix is None or self.request is None or not is_line(fix) or fix.startswith("%mesh "):
             return fix
         try:
-            changed = changed_by(fix, self.asked)
+            changed = apply_line(fix, self.request)
         except ShardError:
             return None
-        return None if changed == self.asked else fix
+        return None if changed == self.request else fix
 
     def on_mesh(self, axes: Mapping[str, int], strategy: str | None = None) -> str | None:
-        """Return `--mesh data=8`, or the `%%shard` line of another `strategy` with it, of the devices that there are;
-        None where the axes can't be had: of a slice all devices are taken."""
+        """Return an option `--mesh data=8`, or the `%%shard` line of another `strategy` with that option.
+
+        Args:
+            axes: Sizes of the mesh axes.
+            strategy: The other strategy; None to keep the current one.
+
+        Returns:
+            None where the axes are impossible. On a slice all devices must be used.
+        """
         if self.target is not None and math.prod(axes.values()) != self.target.count:
             return None
         of = f"cpu:{math.prod(axes.values())}" if self.made_of == "cpu" else self.made_of
         text = " ".join(filter(None, (of, mesh_text(axes))))
         option = f'--mesh "{text}"' if " " in text else f"--mesh {text}"
-        return self.line(option if strategy is None else f"%%shard {strategy} {option}")
+        return self.usable_fix(option if strategy is None else f"%%shard {strategy} {option}")
 
     @property
     def timed_level(self) -> str:
-        """The level of advice that rests on a measured time: simulated devices share cores, with other work as well, so
-        that what a clock says of them is no warning."""
+        """Level of advice based on measured times: no warning on simulated devices."""
+        # Simulated devices share cores with each other and with other work.
         return "info" if self.mesh.source == "simulated" else "warning"
 
     @property
     def stage_axes(self) -> set[str]:
-        """The axes along which a device has other leaves than the next one: those of a pipeline's stages."""
+        """Axes along which devices store different leaves, such as the stages of a pipeline."""
         return {*self.jobs.get("pp", ()), *(a for leaf in self.leaves for a in leaf.within)}
 
 
@@ -129,16 +156,26 @@ def entry_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def devices_along(axes: Mapping[str, int], chosen: Collection[str]) -> int:
-    """Devices along the `chosen` axes together."""
+    """Return the number of devices along the `chosen` axes.
+
+    Args:
+        axes: Sizes of the mesh axes.
+        chosen: Names of some axes.
+    """
     return math.prod(axes[a] for a in chosen)
 
 
 def all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
-    """Does every leaf divide as it does now on a mesh of these `axes`?"""
+    """Return whether all leaves divide evenly under their current specs on a mesh of other sizes.
+
+    Args:
+        leaves: The leaves.
+        axes: Sizes of the mesh axes.
+    """
     return all(
         n % devices_along(along, entry_axes(e)) == 0
         for x in leaves
-        for along in [extents(x, axes)]
+        for along in [devices_per_axis(x, axes)]
         for n, e in zip(x.shape, x.spec, strict=True)
         if e is not None
     )

@@ -1,24 +1,25 @@
-"""Advice on experts that are divided, from the rows that each got on the first batch."""
+"""Advice on sharded experts, from the rows of each expert on the first batch."""
 
 from collections.abc import Iterator, Sequence
 
-from ...places import place
-from ...report import Advice, Load
+from ...code_locations import location_text
+from ...report import Advice, ExpertLoad
 from ...units import share_text as share
 from .case import Case, devices_along
 
-DROPPED = 0.01  # of what tokens chose: more is worth a warning
-IDLE = 0.2  # of the time that experts multiply: as much waiting is worth a word, twice as much a warning
-EMPTY = 0.5  # of the places
+DROPPED = 0.01  # share of the tokens' choices; a larger dropped share is a warning
+IDLE = 0.2  # share of the experts' time; a longer wait is worth advice, twice as long a warning
+EMPTY = 0.5  # share of the capacity
 
 
 def dropped(case: Case) -> Iterator[Advice]:
-    """Tokens chose experts that had no place left for them."""
+    """Advise on tokens dropped because their expert had no slot left."""
     for experts in case.experts:
         layers = [load for load in experts.layers if load.dropped]
         load = max(layers, key=_dropped_share, default=None)
         if load is None or not load.places or load.most is None:
             continue
+        # `places` is the capacity over all groups of tokens.
         each, lost = load.places // load.groups, _dropped_share(load)
         others = f"the worst of {len(layers)} layers that drop some" if len(layers) > 1 else ""
         message = (
@@ -30,7 +31,7 @@ def dropped(case: Case) -> Iterator[Advice]:
 
 
 def empty_places(case: Case) -> Iterator[Advice]:
-    """Most places hold no token, though fewer would have kept all."""
+    """Advise on slots that mostly contain no token, though fewer slots would have been enough."""
     for experts in case.experts:
         counted = [load for load in experts.layers if load.empty is not None]
         if not counted or any(load.dropped for load in counted):
@@ -49,10 +50,11 @@ def empty_places(case: Case) -> Iterator[Advice]:
 
 
 def uneven(case: Case) -> Iterator[Advice]:
-    """A device has many more rows for its experts than others, which wait for it."""
+    """Advise on a device with many more expert rows than others, which wait for it."""
     for experts in case.experts:
         n = devices_along(case.mesh.axes, experts.axes)
         layers = [load for load in experts.layers if load.chosen and sum(load.chosen)]
+        # Otherwise each expert multiplies its full capacity, or all tokens: equal work on all devices.
         if experts.work != "sorted" or not layers or n < 2:
             continue
         load = max(layers, key=lambda load: _idle(load, n))
@@ -70,26 +72,26 @@ def uneven(case: Case) -> Iterator[Advice]:
         yield Advice("experts-uneven", "warning" if idle >= 2 * IDLE else "info", message)
 
 
-def _dropped_share(load: Load) -> float:
+def _dropped_share(load: ExpertLoad) -> float:
     return (load.dropped or 0) / (sum(load.chosen or ()) or 1)
 
 
-def _by_device(load: Load, n: int) -> Sequence[int]:
+def _by_device(load: ExpertLoad, n: int) -> Sequence[int]:
     chosen = load.chosen or ()
     size = len(chosen) // n
     return [sum(chosen[d * size : (d + 1) * size]) for d in range(n)]
 
 
-def _idle(load: Load, n: int) -> float:
+def _idle(load: ExpertLoad, n: int) -> float:
     rows = _by_device(load, n)
     return 1 - sum(rows) / (n * max(rows)) if max(rows) else 0.0
 
 
-def _a_group(load: Load) -> str:
+def _a_group(load: ExpertLoad) -> str:
     return f" in each of {load.groups:,} groups" if load.groups > 1 else ""
 
 
-def _where(load: Load, more: str = "") -> str:
-    at = "" if load.line is None else place(load.file, load.line)
-    said = "; ".join(filter(None, (at, more)))
-    return f" ({said})" if said else ""
+def _where(load: ExpertLoad, more: str = "") -> str:
+    at = "" if load.line is None else location_text(load.file, load.line)
+    words = "; ".join(filter(None, (at, more)))
+    return f" ({words})" if words else ""

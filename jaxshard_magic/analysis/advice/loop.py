@@ -1,4 +1,4 @@
-"""Advice on the loop around the step: what it waits for, what it compiles again, and numbers that went astray."""
+"""Advice on the loop around the step: idle devices, recompilation, and losses that are not finite."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from math import isinf
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ...places import place
+from ...code_locations import location_text
 from ...report import Advice, Metrics, Timing
 from ...units import seconds_text as time
 from ...units import share_text as share
 
 if TYPE_CHECKING:
-    from ...step.recompiled import Recompiled
+    from ...step.recompilation import Recompilation
     from .case import Case
 
-WAITS = 0.2  # of the time from call to call that is none of the step's: more is worth a warning
-SLOWER = 1.5  # times as long as at the beginning
-PARTS = 8  # of a run, at least, before its first and its last quarter are compared
+WAITS = 0.2  # share of the time from call to call spent outside of the step; more is a warning
+SLOWER = 1.5  # ratio of the last step times to the first
+PARTS = 8  # buckets of a curve; with fewer, the first and the last quarter are not compared
 FEED = """\
 import jaxshard_magic
 
@@ -27,25 +27,32 @@ _MEND = {
     "loop goes through:",
     True: "Batches are taken ahead already: the loader itself is slower than the step, or the loop does more.",
 }
-LONG = 1.0  # seconds of compiling that are worth a warning
+LONG = 1.0  # seconds of compiling; more is a warning
 
 
 @dataclass(frozen=True)
-class Loop:
-    """The loop that called the step: its `metrics`, with `loss` the name of the loss among them, its `timing`, what it
-    compiled again; `idle_at` the file and line where it was when no device worked, with how often it was seen there, of
-    so many `idle` times in all."""
+class TrainingLoop:
+    """Facts about the loop that calls the step.
+
+    Attributes:
+        timing: Times of the step.
+        metrics: Metrics of the loop.
+        loss: Name of the loss among the metrics.
+        recompiled: Calls that compiled the step again.
+        idle_at: Most frequent file and line of the loop while no device worked, and the number of such samples.
+        idle: Number of all samples without a working device.
+    """
 
     timing: Timing | None = None
     metrics: Metrics | None = None
     loss: str | None = None
-    recompiled: "Sequence[Recompiled]" = ()
+    recompiled: "Sequence[Recompilation]" = ()
     idle_at: tuple[str, int, int] | None = None
     idle: int = 0
 
 
-def astray(case: "Case") -> Iterator[Advice]:
-    """The loss is not a number, or infinite."""
+def loss_not_finite(case: "Case") -> Iterator[Advice]:
+    """Advise on a loss that is not finite."""
     metrics, loss = case.loop.metrics, case.loop.loss
     curve = None if metrics is None else next((c for c in metrics.curves if c.name == loss), None)
     if curve is None or curve.astray is None:
@@ -57,40 +64,42 @@ def astray(case: "Case") -> Iterator[Advice]:
     else:
         said = f"The loss is {what} from step {curve.astray:,} on; at step {curve.before:,} it was finite."
     setting = "jax_debug_infs" if infinite else "jax_debug_nans"
-    message = (
-        f"{said} With this before the loop the step raises at the line that makes the first such number:"
-    )
+    message = f"{said} With this before the loop the step raises at the line that makes the first such number:"
     yield Advice("loss-astray", "error", message, f'jax.config.update("{setting}", True)')
 
 
 def recompiles(case: "Case") -> Iterator[Advice]:
-    """The loop waited for the compiler after its first call."""
-    found = case.loop.recompiled
-    if not found:
+    """Advise on compilation after the first call."""
+    recompiled = case.loop.recompiled
+    if not recompiled:
         return
-    last, seconds = found[-1], sum(each.seconds for each in found)
-    where = f", at {place(last.file, last.line)}" if last.line is not None else ""
-    if len(found) == 1:
-        said = f"Call {last.call:,} compiled the step anew, {time(seconds)}{where}"
+    last, seconds = recompiled[-1], sum(each.seconds for each in recompiled)
+    where = f", at {location_text(last.file, last.line)}" if last.line is not None else ""
+    if len(recompiled) == 1:
+        summary = f"Call {last.call:,} compiled the step anew, {time(seconds)}{where}"
     else:
-        said = f"{len(found)} calls compiled the step anew, {time(seconds)} together, last call {last.call:,}{where}"
-    more = f" and {last.more} more" if last.more else ""
-    mend, fix = "", None
-    if last.rows is not None:
-        rows, position = last.rows
-        mend = " Drop what is left over of the data: with this before the loop, where batches are what it goes through."
+        summary = (
+            f"{len(recompiled)} calls compiled the step anew, {time(seconds)} together, last call {last.call:,}{where}"
+        )
+    more = f" and {last.omitted} more" if last.omitted else ""
+    remedy, fix = "", None
+    if last.full_batch is not None:
+        rows, position = last.full_batch
+        remedy = (
+            " Drop what is left over of the data: with this before the loop, where batches are what it goes through."
+        )
         fix = f"batches = (b for b in batches if len(jax.tree.leaves(b)[{position}]) == {rows})"
-    elif last.batch == {"shapes"}:
-        mend = " Pad the batches to one shape: each is compiled for once."
-    elif last.batch:
-        same = " and ".join(kind for kind in ("entries", "dtypes", "shapes") if kind in last.batch)
-        mend = f" Give all batches the same {same}: each kind of batch is compiled for once."
+    elif last.batch_changes == {"shapes"}:
+        remedy = " Pad the batches to one shape: each is compiled for once."
+    elif last.batch_changes:
+        same = " and ".join(kind for kind in ("entries", "dtypes", "shapes") if kind in last.batch_changes)
+        remedy = f" Give all batches the same {same}: each kind of batch is compiled for once."
     level = "warning" if seconds >= LONG else "info"
-    yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", fix)
+    yield Advice("recompiled", level, f"{summary}: {'; '.join(last.changes)}{more}.{remedy}", fix)
 
 
 def input_bound(case: "Case") -> Iterator[Advice]:
-    """The devices wait for what the loop does between two steps."""
+    """Advise on devices waiting for the loop between two steps."""
     timing = case.loop.timing
     if timing is None or timing.apart_s is None or timing.step_s is None:
         return
@@ -100,7 +109,7 @@ def input_bound(case: "Case") -> Iterator[Advice]:
     at = ""
     if case.loop.idle_at is not None:
         file, line, seen = case.loop.idle_at
-        at = f" It was at {place(file, line)} at {seen} of {case.loop.idle} looks when no device worked."
+        at = f" It was at {location_text(file, line)} at {seen} of {case.loop.idle} looks when no device worked."
     message = (
         f"The step waits for its loop {share(between / timing.apart_s)} of the time: {time(timing.apart_s)} pass from "
         f"call to call, and the step takes {time(timing.step_s.median)}.{at} {_MEND[timing.data_share is not None]}"
@@ -110,10 +119,11 @@ def input_bound(case: "Case") -> Iterator[Advice]:
 
 
 def slower(case: "Case") -> Iterator[Advice]:
-    """Steps take longer than they did."""
+    """Advise on steps that become slower."""
     metrics = case.loop.metrics
     curve = None if metrics is None else next((c for c in metrics.curves if c.name == "step_s"), None)
-    means = [] if curve is None else [m for m in curve.mean if m is not None][1:]  # a warm-up is none of it
+    # The first bucket contains the warm-up.
+    means = [] if curve is None else [m for m in curve.mean if m is not None][1:]
     if curve is None or len(means) < PARTS:
         return
     first, last = median(means[: len(means) // 4]), median(means[-(len(means) // 4) :])

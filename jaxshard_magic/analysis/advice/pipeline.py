@@ -1,4 +1,4 @@
-"""Advice on a pipeline: how many microbatches, uneven stages, what crosses between them, and a better schedule."""
+"""Advice on a pipeline: number of microbatches, uneven stages, transfers between stages, and a better schedule."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,43 +9,43 @@ from typing import NamedTuple
 from ...errors import ShardError
 from ...report import Advice, Pipeline, WhatIf
 from ...schedule import NAMES, Costs, Schedule, simulate
-from ...schedule.actions import parse_step
+from ...schedule.actions import parse_entry
 from ...schedule.grid import from_rows
 from ...units import byte_text, time_text
 from ...units import percent_text as _share
-from ..timeline import imagined
-from .moves import Unit, moved, told, with_moves
+from ..timeline import simulate_choice
+from .layer_moves import Unit, describe_moves, moves_to_even, with_moves
 
-ENOUGH = 4  # microbatches for each stage
-SMALLER = 0.02  # of all devices' time: a bubble that shrinks by less is not worth advice
-MUCH = 0.05  # of all devices' time: more is worth a warning
-UNEVEN = 0.1  # above the mean
-QUICKER = 0.97  # of the step's time: what takes longer is not clearly better
-SEEN = 0.0005  # above the mean: what is told as 0.1%
-LONG = 0.2  # of a forward action
-TIMES = 3  # what the other boundaries carry
+ENOUGH = 4  # microbatches per stage
+SMALLER = 0.02  # share of all devices' time; a smaller gain in the bubble is not worth advice
+MUCH = 0.05  # share of all devices' time; a larger gain in the bubble is a warning
+UNEVEN = 0.1  # excess of the slowest rank over the mean
+QUICKER = 0.97  # share of the step's time; an alternative that takes longer is not clearly better
+SEEN = 0.0005  # excess over the mean; a smaller one is shown as 0
+LONG = 0.2  # share of the time of a forward action; longer transfers are worth advice
+TIMES = 3  # multiple of the bytes at the other boundaries
 
 
 @dataclass(frozen=True)
 class PipelineCase:
-    """What is known of a pipeline.
+    """Facts about a pipeline.
 
-    Args:
-        pipeline: as it ran, or as it was compiled.
-        examples: of the batch; None where they are not known.
-        shards: groups of devices that the examples of a microbatch are divided over.
-        crossing: bytes of one microbatch that go forward from each stage to the next; empty where they are not known.
-        units: of each stage, in order, the name and the cost of what is never cut, in any unit; empty where they are
-            not known.
-        balanced: whether the stages were cut by measured costs, or where the user has said.
-        transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
-            None where it is not known; empty where none is.
-        whole: whether the batch is taken whole, or in microbatches that train on another loss: then no more of them are
-            advised.
-        line: gives a line back that the step can have and has not yet, None for others.
-        by: how its figures are known, where the report shows others: "by FLOPs", as simulated devices' times are none.
-        weights: time of one microbatch that each stage sends for its weights, which is as long for a smaller one; empty
-            where that is not known.
+    Attributes:
+        pipeline: The pipeline as run, or as compiled.
+        examples: Batch size; None where unknown.
+        shards: Groups of devices over which the examples of a microbatch are divided.
+        crossing: Per stage, forward bytes of one microbatch to the next stage; empty where unknown.
+        units: Per stage, in order, name and cost (any unit) of each indivisible unit; empty where unknown.
+        balanced: Whether the stages were cut by measured costs, or by the user.
+        transfers: Per stage, time of one microbatch to the next stage, in the pipeline's unit; None where unknown, and
+            empty where none is known.
+        weights: Per stage, time of communication for weights in one microbatch, the same for smaller ones; empty where
+            unknown.
+        whole: Whether the number of microbatches is fixed: the batch is taken whole, or more of them train on another
+            loss.
+        usable_fix: Returns a possible line unless already in effect, else None.
+        basis: Source of figures that differ from those of the report: "by FLOPs" where simulated devices have no real
+            times.
     """
 
     pipeline: Pipeline
@@ -57,12 +57,12 @@ class PipelineCase:
     transfers: Sequence[float | None] = ()
     weights: Sequence[float] = ()
     whole: bool = False
-    line: Callable[[str], str | None] = lambda line: line
-    by: str = "as predicted"
+    usable_fix: Callable[[str], str | None] = lambda line: line
+    basis: str = "as predicted"
 
     @cached_property
     def schedule(self) -> Schedule:
-        rows = [[parse_step(word) for word in row] for row in self.pipeline.grid]
+        rows = [[parse_entry(word) for word in row] for row in self.pipeline.grid]
         return from_rows(self.pipeline.schedule, rows, self.pipeline.losses)
 
     @cached_property
@@ -79,12 +79,12 @@ class PipelineCase:
 
 
 def pipeline_advice(case: PipelineCase) -> list[Advice]:
-    """What is off with a pipeline, and what would be better, as the simulator predicts it at the pipeline's costs."""
+    """Return advice on a pipeline, with improvements as simulated at the pipeline's costs; [] for one stage."""
     return [] if case.pipeline.stages < 2 else [advice for rule in RULES for advice in rule(case)]
 
 
 def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
-    """Fewer than four microbatches for each stage."""
+    """Advise on fewer than `ENOUGH` microbatches per stage."""
     p = case.pipeline
     wanted = ENOUGH * p.stages
     if p.microbatches >= wanted or p.schedule not in NAMES or case.whole:
@@ -97,10 +97,10 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
         return
     message = (
         f"{p.microbatches} microbatch{'es are' if p.microbatches > 1 else ' is'} few for {p.stages} stages: the bubble "
-        f"is {_share(p.bubble.predicted)}, {case.by}; with {then.microbatches} it would be {_share(then.bubble)}, "
+        f"is {_share(p.bubble.predicted)}, {case.basis}; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
-    fix = case.line(f"--microbatches {then.microbatches}") if able else None
+    fix = case.usable_fix(f"--microbatches {then.microbatches}") if able else None
     if able is None and case.examples:
         divides = -(-case.examples // (wanted * case.shards)) * wanted * case.shards
         message += f" {case.examples:,} examples{_over(case)} don't divide so; {divides:,} would."
@@ -109,15 +109,15 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
 
 
 def _slower(case: PipelineCase, then: WhatIf) -> bool:
-    """Whether weights that are gathered for each microbatch, which `then` takes to be as much less as that is smaller,
-    cost more than the bubble that goes."""
+    """Return whether additional communication for weights costs more than the smaller bubble saves."""
+    # Weights are gathered for each microbatch, whatever its size; the simulation scales this time with the microbatch.
     of_ranks = [sum(case.weights[s] for s in rank.stages) for rank in case.pipeline.ranks if case.weights]
     more = (then.microbatches - case.pipeline.microbatches) * max(of_ranks, default=0.0)
     return then.makespan + more > case.pipeline.makespan[1]
 
 
 def _dividing(case: PipelineCase, most: int) -> list[int]:
-    """The numbers of microbatches that the examples of every shard divide by."""
+    """Return the numbers of microbatches, at most `most`, that divide the examples of every shard."""
     if not case.examples or case.examples % case.shards:
         return []
     each = case.examples // case.shards
@@ -125,10 +125,10 @@ def _dividing(case: PipelineCase, most: int) -> list[int]:
 
 
 def _with(case: PipelineCase, microbatches: int) -> WhatIf | None:
-    """The same work in other microbatches; None where the schedule has no form for so many."""
+    """Return the same work in other microbatches; None where the schedule does not exist for them."""
     p = case.pipeline
     try:
-        return imagined(case.schedule, case.costs, p.schedule, p.stages, microbatches, p.chunks)
+        return simulate_choice(case.schedule, case.costs, p.schedule, p.stages, microbatches, p.chunks)
     except ShardError:
         return None
 
@@ -138,7 +138,7 @@ def _over(case: PipelineCase) -> str:
 
 
 def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
-    """One rank has clearly more to do than the mean, with the layers that would move to make them even."""
+    """Advise on a rank with clearly more work than the mean, with the layers to move."""
     p = case.pipeline
     work = _rank_work(case, case.costs)
     mean, most = fmean(work), max(work)
@@ -150,7 +150,7 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
         f"{what} {slowest} is the slowest: it takes {case.time(most)} for a microbatch, "
         f"{_share(most / mean - 1)} above the mean of {case.time(mean)}."
     )
-    fix = case.line("--balance measured") if p.source == "measured" and not case.balanced else None
+    fix = case.usable_fix("--balance measured") if p.source == "measured" and not case.balanced else None
     level = "warning" if p.bubble.uneven - p.bubble.ideal >= MUCH else "info"
     if len(case.units) == len(p.costs) and all(case.units):
         if (better := _more_even(case, mean)) is None:
@@ -162,8 +162,8 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
 
 
 def _more_even(case: PipelineCase, mean: float) -> str | None:
-    """What would move, and what that changes; None where it is not clearly better."""
-    p, moves = case.pipeline, moved(case.units, case.costs, case.pipeline.losses)
+    """Return the moves and their effect in words; None where they are not clearly better."""
+    p, moves = case.pipeline, moves_to_even(case.units, case.costs, case.pipeline.losses)
     costs = with_moves(case.units, case.costs, moves)
     then = simulate(case.schedule, costs)
     if not moves or then.makespan > QUICKER * p.makespan[1]:
@@ -171,32 +171,37 @@ def _more_even(case: PipelineCase, mean: float) -> str | None:
     above = max(_rank_work(case, costs)) / mean - 1
     even = f"the slowest would be {_share(above)} above it" if above >= SEEN else "all would be even"
     return (
-        f"With {told(case.units, moves)} {even}, and the bubble {_share(then.bubble)} instead of "
-        f"{_share(p.bubble.predicted)}, {case.by}."
+        f"With {describe_moves(case.units, moves)} {even}, and the bubble {_share(then.bubble)} instead of "
+        f"{_share(p.bubble.predicted)}, {case.basis}."
     )
 
 
 def _rank_work(case: PipelineCase, costs: Costs) -> list[float]:
-    """What each rank does of a microbatch."""
+    """Return each rank's time for one microbatch."""
     own = costs.per_stage(len(case.pipeline.costs))
     return [sum(own.forward[s] + own.backward[s] for s in rank.stages) for rank in case.pipeline.ranks]
 
 
 def _largest(case: PipelineCase, rank: int) -> str:
-    """`: logits alone takes 3.2 ms`, where it is most of what a rank does."""
+    """Return `: logits alone takes 3.2 ms`, for a unit with most of a rank's work; else ""."""
     own = case.costs.per_stage(len(case.pipeline.costs))
     for stage in case.pipeline.ranks[rank].stages:
         name, cost = max(case.units[stage], key=lambda unit: unit[1])
         total = sum(cost for _, cost in case.units[stage])
         if 2 * cost > total:
-            return (
-                f": {name} alone takes {case.time(cost / total * (own.forward[stage] + own.backward[stage]))}"
-            )
+            return f": {name} alone takes {case.time(cost / total * (own.forward[stage] + own.backward[stage]))}"
     return ""
 
 
 class _Boundary(NamedTuple):
-    """What crosses between a stage and the next, which another rank holds: `others` is what crosses elsewhere."""
+    """Transfer between a stage and the next one on another rank.
+
+    Attributes:
+        stage: The stage before the boundary.
+        bytes: Bytes of one microbatch; None where unknown.
+        others: Median bytes of the other boundaries.
+        seconds: Time of one microbatch; None where unknown.
+    """
 
     stage: int
     bytes: int | None
@@ -209,7 +214,7 @@ class _Boundary(NamedTuple):
 
 
 def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
-    """Between two stages goes much more than between others, or it takes much of a forward action's time."""
+    """Advise on a boundary with far more bytes than others, or long transfers compared with a forward action."""
     p = case.pipeline
     forward, lost = fmean(forward for forward, *_ in p.costs), p.bubble.predicted - p.bubble.uneven
     seen = lost >= SMALLER / 2
@@ -228,7 +233,7 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
     if b.seconds is not None:
         message += f", in {case.time(b.seconds)}"
         message += f", where a forward action takes {case.time(forward)}" if slow(b) else ""
-    message += f". Transfers add {_share(lost)} to the bubble, {case.by}." if seen else "."
+    message += f". Transfers add {_share(lost)} to the bubble, {case.basis}." if seen else "."
     saves = _saved(p.bubble.predicted, p.bubble.predicted - lost) if seen else None
     yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message, saves=saves)
 
@@ -236,6 +241,7 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
 def _boundaries(case: PipelineCase) -> Iterator[_Boundary]:
     costs = case.pipeline.costs
     ends, each = len(costs) - 1, len(costs) // case.pipeline.losses
+    # The last stage of a loss sends nothing to the first stage of the next loss.
     between = [s for s in range(ends) if case.rank_of[s] != case.rank_of[s + 1] and (s + 1) % each]
     for s in between:
         others = [case.crossing[o] for o in between if o != s] if case.crossing else []
@@ -248,8 +254,9 @@ def _boundaries(case: PipelineCase) -> Iterator[_Boundary]:
 
 
 def better_schedule(case: PipelineCase) -> Iterator[Advice]:
-    """Another schedule of the same sizes that holds no more and takes clearly less time."""
+    """Advise on another schedule of equal sizes and no more memory that is clearly faster."""
     p = case.pipeline
+    # Simulated like the alternatives: a measured time can't be compared with a simulated one.
     now = simulate(case.schedule, case.costs)
     better = [
         each
@@ -257,14 +264,16 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
         if (each.stages, each.microbatches, each.chunks) == (p.stages, p.microbatches, p.chunks)
         and each.schedule != p.schedule
         and each.makespan < QUICKER * now.makespan
+        # The tolerance is for float rounding.
         and each.peak <= now.peak_microbatches * (1 + 1e-9)
     ]
+    # Rounded, so that of equally fast schedules the one with less memory is chosen.
     best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak), default=None)
-    line = None if best is None else case.line(f"--schedule {best.schedule}")
+    line = None if best is None else case.usable_fix(f"--schedule {best.schedule}")
     if best is not None and line is not None:
         message = (
             f"{best.schedule} would take less time: its actions {case.time(best.makespan)} where those of {p.schedule} "
-            f"take {case.time(now.makespan)}, both {case.by}, and it holds no more; its bubble is "
+            f"take {case.time(now.makespan)}, both {case.basis}, and it holds no more; its bubble is "
             f"{_share(best.bubble)} instead of {_share(now.bubble)}."
         )
         level = "warning" if now.bubble - best.bubble >= MUCH else "info"
@@ -276,5 +285,5 @@ RULES = (few_microbatches, uneven_stages, heavy_boundary, better_schedule)
 
 
 def _saved(now: float, then: float) -> float:
-    """The share of a step's time that is saved where its bubble is `then` instead of `now`: the work is as much."""
+    """Return the share of a step's time saved by another bubble, at equal work."""
     return 1 - (1 - now) / (1 - then)

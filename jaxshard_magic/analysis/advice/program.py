@@ -1,19 +1,19 @@
-"""Advice on what the program does: loops of unknown length, calls to Python, memory that is kept, a grown batch."""
+"""Advice on the program: loops of unknown length, calls to Python, memory not donated, a larger batch."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 from ...report import Advice
-from ...report.held import held
+from ...report.device_leaves import stored_bytes
 from ...units import byte_text
 from .case import Case
 
-WORTH_DONATING = 2**20  # bytes of state
+WORTH_DONATING = 2**20  # bytes of state; less is not worth advice
 
 
 def unknown_loops(case: Case) -> Iterator[Advice]:
-    """Collectives whose count is only known from below."""
-    n = sum(not move.exact for move in case.moves)
+    """Advise on collectives with a count known only as a lower bound."""
+    n = sum(not move.exact for move in case.hlo_collectives)
     if n:
         what = "A collective runs" if n == 1 else f"{n} collectives run"
         message = f"{what} in a loop whose length is only known while it runs: counted for one pass."
@@ -21,7 +21,7 @@ def unknown_loops(case: Case) -> Iterator[Advice]:
 
 
 def host_calls(case: Case) -> Iterator[Advice]:
-    """Calls to Python from inside the step: each stops the device until the host has answered."""
+    """Advise on calls to Python from inside the step: each stops the device until the host has answered."""
     lines = Counter(case.callbacks)
     for line, n in lines.items():
         times = f"{n} times " if n > 1 else ""
@@ -31,22 +31,22 @@ def host_calls(case: Case) -> Iterator[Advice]:
 
 
 def not_donated(case: Case) -> Iterator[Advice]:
-    """State that lies in memory twice."""
-    twice = held(case.kept)
+    """Advise on state that is twice in memory."""
+    twice = stored_bytes(case.undonated_state)
     if twice >= WORTH_DONATING:
         where = "on the fullest device" if case.stage_axes else "on every device"
         message = f"The old state stays while the new one is made: up to {byte_text(twice)} more {where}."
         peak = max((d.peak or 0 for d in (case.memory.per_device if case.memory else ())), default=0)
         yield Advice(
-            "not-donated", "info", message, case.line("--donate"), min(1.0, twice / peak) if peak else None
+            "not-donated", "info", message, case.usable_fix("--donate"), min(1.0, twice / peak) if peak else None
         )
 
 
 def batch_grew(case: Case) -> Iterator[Advice]:
-    """More examples a step than in the step's earlier run: the learning rate goes with them.
+    """Advise on the learning rate where the batch is larger than in the step's earlier run.
 
-    Linearly for SGD (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1), with the root for Adam
-    (Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022).
+    Linear for SGD (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1), square root for Adam (Malladi et
+    al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022).
     """
     now, before = case.examples, case.examples_before
     if now and before and now > before:

@@ -1,30 +1,30 @@
-"""Advice on what a step waits for on a chip; none of it without a chip."""
+"""Advice on the time of a step on a chip; none without a chip."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ...places import place_called
+from ...code_locations import location_with_caller
+from ...links import axis_links
 from ...report import Advice
 from ...units import byte_text, rate_text
 from ...units import seconds_text as time
 from ...units import share_text as share
-from ...wires import axis_bandwidths
-from ..roofline import waits_of
+from ..roofline import waits_by_axes
 from .case import Case, all_divide, devices_along
 
-COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
-DOMINATES = 0.5  # of the communication
-SLOW = 0.5  # of a chip's fast links: what carries less is slow
-MOST_TIMES = 16  # a batch that would have to grow more is no help
-OFTEN = 0.75  # of what a step sends: more than the rest is sent again and again
-WAITING = 0.5  # of a step's own work
-MOSTLY = 0.5  # of the FLOPs, or of their bytes
-LARGE = 2**24  # bytes of a gather that are worth a word
+COMMUNICATION = 0.2  # share of a step; more is a warning
+DOMINATES = 0.5  # share of the communication
+SLOW = 0.5  # share of the bandwidth of a chip's fast links; below it links are slow
+MOST_TIMES = 16  # largest growth of the batch that is suggested
+OFTEN = 0.75  # share of the bytes sent now; a change that sends more is not suggested
+WAITING = 0.5  # share of a step's compute spent waiting for memory; less is not worth advice
+MOSTLY = 0.5  # share of the FLOPs, or of the bytes
+LARGE = 2**24  # bytes; smaller gathers are not worth advice
 
 
 def communication(case: Case) -> Iterator[Advice]:
-    """Communication takes a large share of the step."""
+    """Advise on communication with a large share of the step."""
     step, sent = _predicted(case)
     if step is None or not sent or sent / step <= COMMUNICATION:
         return
@@ -46,26 +46,30 @@ def communication(case: Case) -> Iterator[Advice]:
 
 
 def _batch_to_compute_more(case: Case) -> int | None:
-    """The examples of a batch with which communication would be no large share of the step any more; None where it is
-    none, or where no batch in reach would do."""
+    """Return the batch size at which communication is no longer a large share.
+
+    None where the share is small already, and where no batch within `MOST_TIMES` of the current size is large enough.
+    """
     step, sent = _predicted(case)
     if step is None or not sent or sent / step <= COMMUNICATION or not case.examples:
         return None
     own = step - sent
     times = _power((1 - COMMUNICATION) / COMMUNICATION * sent / own) if own else MOST_TIMES + 1
+    # Collectives over the batch axes move weights and gradients, which don't grow with the batch.
     fixed = sum(c.waited or 0 for c in case.collectives if set(c.axes or ()) <= set(case.batch_axes))
     return case.examples * times if fixed >= DOMINATES * sent and times <= MOST_TIMES else None
 
 
 def large_gather(case: Case) -> Iterator[Advice]:
-    """Devices gather an array that is larger than any weight, as no strategy means to."""
-    meant = set(case.jobs.get("sp", ()))  # attention reads the keys of all positions
+    """Advise on a gathered array larger than any weight, as intended by no strategy."""
+    # Sequence parallelism gathers the keys of all positions on purpose.
+    meant = set(case.jobs.get("sp", ()))
     gathers = [c for c in case.collectives if c.kind == "all-gather" and meant.isdisjoint(c.axes or ())]
     weight, top = case.largest_weight, max(gathers, key=lambda c: c.bytes, default=None)
     if weight is None or top is None or top.bytes <= max(weight, LARGE):
         return
     what = top.what or "an array"
-    line = f", {place_called(top.file, top.line, top.called)}" if top.line else ""
+    line = f", {location_with_caller(top.file, top.line, top.called)}" if top.line else ""
     over = "+".join(top.axes or ()) or "groups of its own"
     often = "once" if top.count == 1 else f"{top.count} times"
     message = (
@@ -76,19 +80,15 @@ def large_gather(case: Case) -> Iterator[Advice]:
 
 
 def slow_links(case: Case) -> Iterator[Advice]:
-    """Tensor parallelism, or the gathers of fsdp, over links that are slower than the chip has."""
+    """Advise on tensor parallelism, or gathers of fsdp, over links slower than the chip's."""
     if case.roof is None:
         return
     chip, wires = case.roof.chip, case.roof.wires
-    fast = max((w.bandwidth or 0 for w in axis_bandwidths(chip, {"one": _node(case)}).values()), default=0)
+    fast = max((w.bandwidth or 0 for w in axis_links(chip, {"one": _node(case)}).values()), default=0)
     for part, axes in case.jobs.items():
         for axis in axes if part in ("tp", "fsdp") else ():
             rate = wires[axis].bandwidth
-            if (
-                rate is None
-                or rate >= SLOW * fast
-                or not any(axis in (c.axes or ()) for c in case.collectives)
-            ):
+            if rate is None or rate >= SLOW * fast or not any(axis in (c.axes or ()) for c in case.collectives):
                 continue
             what = "The sums of tensor parallelism" if part == "tp" else "The weights that fsdp gathers"
             message = (
@@ -98,27 +98,25 @@ def slow_links(case: Case) -> Iterator[Advice]:
             fix = _inner(case, axis) or (_hybrid(case, axis) if part == "fsdp" else _narrower(case, axis))
             taken = sum(c.waited or 0 for c in case.collectives if axis in (c.axes or ()))
             step, _ = _predicted(case)
-            yield Advice(
-                f"slow-{part}", "warning", message, fix, taken / step * (1 - rate / fast) if step else None
-            )
+            yield Advice(f"slow-{part}", "warning", message, fix, taken / step * (1 - rate / fast) if step else None)
 
 
 def every_trip(case: Case) -> Iterator[Advice]:
-    """A loop gathers the weights that it reads, and reduces their gradients, at every trip, as over time or over
+    """Advise on weights gathered, and gradients reduced, at every trip of a loop, such as one over time or
     microbatches."""
     step, exposed = _predicted(case)
-    if step is None or not exposed or exposed / step <= COMMUNICATION or case.inside is None:
+    if step is None or not exposed or exposed / step <= COMMUNICATION or case.gradient_options is None:
         return
-    fix = case.line("--reduce once-gathered")
-    once = case.once_a_loop() if fix is not None else None
-    if once is None or once.then > OFTEN * once.sent or not _has_room(case, once.more):
+    fix = case.usable_fix("--reduce once-gathered")
+    once = case.once_per_loop() if fix is not None else None
+    if once is None or once.bytes_then > OFTEN * once.bytes_now or not _has_room(case, once.extra_peak_bytes):
         return
-    holds = f", and holds up to {byte_text(once.more)} more" if once.more > 0 else ""
+    holds = f", and holds up to {byte_text(once.extra_peak_bytes)} more" if once.extra_peak_bytes > 0 else ""
     message = (
         f"Loops gather weights and reduce gradients at every trip: once for all of them, a device sends about "
-        f"{byte_text(once.then)} a step, not {byte_text(once.sent)}{holds}."
+        f"{byte_text(once.bytes_then)} a step, not {byte_text(once.bytes_now)}{holds}."
     )
-    yield Advice("every-trip", "info", message, fix, exposed * (1 - once.then / once.sent) / step)
+    yield Advice("every-trip", "info", message, fix, exposed * (1 - once.bytes_then / once.bytes_now) / step)
 
 
 def _has_room(case: Case, more: int) -> bool:
@@ -127,7 +125,7 @@ def _has_room(case: Case, more: int) -> bool:
 
 
 def wide_axis(case: Case) -> Iterator[Advice]:
-    """One axis of tensor parallelism is most of what a step waits for."""
+    """Advise on one axis of tensor parallelism with most of the communication."""
     step, sent = _predicted(case)
     if step is None or not sent or sent / step <= COMMUNICATION:
         return
@@ -136,20 +134,15 @@ def wide_axis(case: Case) -> Iterator[Advice]:
         fix = _narrower(case, axis)
         if taken > DOMINATES * sent and fix is not None and case.mesh.axes[axis] > 1:
             n = case.mesh.axes[axis]
-            left = (
-                taken / 2 * (n / 2 - 1) / (n / 2) / ((n - 1) / n)
-            )  # half as many examples a device, a shorter ring
-            then = (
-                f"with {n // 2} devices along it, it would take about {time(left)}"
-                if left
-                else "without it, none"
-            )
+            # Half as many examples per device, on a ring of half the length, which sends (n - 1) / n of an array.
+            left = taken / 2 * (n / 2 - 1) / (n / 2) / ((n - 1) / n)
+            then = f"with {n // 2} devices along it, it would take about {time(left)}" if left else "without it, none"
             message = f"{axis} takes {time(taken)} of the {time(sent)} that the step communicates; {then}."
             yield Advice("wide-axis", "info", message, fix, (taken - left) / step)
 
 
 def small_batch(case: Case) -> Iterator[Advice]:
-    """Products so small that the chip waits for its memory."""
+    """Advise on products so small that the chip waits for its memory."""
     roof = case.roof
     if roof is None or roof.bound_by_memory is None or roof.bound_by_memory <= WAITING or not case.shares:
         return
@@ -165,27 +158,25 @@ def small_batch(case: Case) -> Iterator[Advice]:
         f"{_chip(case)}'s memory: the products do {does:.3g} FLOPs for each byte, and it needs {needs:.3g} to be busy."
     )
     weights = sum(s.weights for s in case.shares)
-    left = flops - needs * (moved - weights)  # FLOPs above what the bytes take that grow with the batch
+    # FLOPs left to hide reads of weights, after those that hide bytes that grow with the batch.
+    left = flops - needs * (moved - weights)
     times = _power(needs * weights / left) if left > 0 else math.inf
     devices = devices_along(case.mesh.axes, case.batch_axes)
     if case.examples and times <= MOST_TIMES:
         each = f" Each device has {case.examples // devices or 1:,} of the {case.examples:,} examples"
         other = _batch_to_compute_more(case)
-        keeps = "a larger batch" if other else f"a batch of {case.examples * times:,}"  # one number is enough
+        # The advice on communication may name a batch size already: one number is enough.
+        keeps = "a larger batch" if other else f"a batch of {case.examples * times:,}"
         message += f"{each}: {keeps} would keep it busy."
     elif moved - weights > MOSTLY * moved:
-        message += (
-            f" {share((moved - weights) / moved)} of the bytes grow with the batch, as attention's scores do."
-        )
+        message += f" {share((moved - weights) / moved)} of the bytes grow with the batch, as attention's scores do."
     step, _ = _predicted(case)
-    waits = (
-        (1 - does / needs) * roof.bound_by_memory * (step - (roof.exposed or 0.0)) / step if step else None
-    )
+    waits = (1 - does / needs) * roof.bound_by_memory * (step - (roof.exposed or 0.0)) / step if step else None
     yield Advice("small-batch", "info", message, saves=waits)
 
 
 def float32(case: Case) -> Iterator[Advice]:
-    """Matmuls in float32 where bfloat16 would do."""
+    """Advise on float32 products where bfloat16 would do."""
     if case.roof is None or not case.shares:
         return
     flops = sum(s.flops for s in case.shares)
@@ -196,26 +187,26 @@ def float32(case: Case) -> Iterator[Advice]:
         return
     moved = byte_text(sum(s.bytes for s in case.shares if s.dtype == "float32") / 2)
     gain = f"is {narrow / full:.2g} times as fast on {chip.name} and " if narrow > full else ""
-    message = (
-        f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
-    )
+    message = f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
     step, sent = _predicted(case)
     saves = wide / flops * (1 - full / narrow) * (1 - sent / step) if step else None
-    fix = None if case.inside is None else case.line("--precision bf16")
-    if fix is not None or case.inside is None:  # products that stay wide under it are the user's own choice
+    fix = None if case.gradient_options is None else case.usable_fix("--precision bf16")
+    # Products that are still float32 under `--precision bf16` are the user's own choice.
+    if fix is not None or case.gradient_options is None:
         yield Advice("float32", "info", message, fix, saves)
 
 
 def _predicted(case: Case) -> tuple[float | None, float]:
-    """Seconds of the predicted step, and of its communication that nothing hides."""
+    """Return the seconds of the predicted step, and of its exposed communication."""
     if case.roof is None or case.roof.step is None:
         return None, 0.0
     return case.roof.step, case.roof.exposed or 0.0
 
 
 def _largest(case: Case) -> tuple[str, tuple[str, ...] | None, float, str]:
-    """The kind of collective over the axes that take most, its seconds, and its line where one has most of them."""
-    top = max(waits_of(case.collectives), key=lambda wait: wait.seconds)
+    """Return kind, axes and seconds of the collectives with the longest wait, and in words their line if one has most
+    of it."""
+    top = max(waits_by_axes(case.collectives), key=lambda wait: wait.seconds)
     kind, axes, seconds = top.kind, top.axes, top.seconds
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     calls: dict[tuple[str | None, int | None], set[str | None]] = defaultdict(set)
@@ -227,20 +218,21 @@ def _largest(case: Case) -> tuple[str, tuple[str, ...] | None, float, str]:
     if not line or most <= DOMINATES * sum(lines.values()):
         return kind, axes, seconds, ""
     (called,) = calls[file, line] if len(calls[file, line]) == 1 else (None,)
-    return kind, axes, seconds, f", most from {place_called(file, line, called)}"
+    return kind, axes, seconds, f", most from {location_with_caller(file, line, called)}"
 
 
 def _inner(case: Case, axis: str) -> str | None:
-    """The same mesh with `axis` last, whose neighbours are the nearest, where it is faster there."""
+    """Return the same mesh with `axis` last, where that axis is at least twice as fast."""
+    # Neighbors along the last axis are the nearest devices.
     axes = {a: n for a, n in case.mesh.axes.items() if a != axis} | {axis: case.mesh.axes[axis]}
     if case.roof is None or list(axes) == list(case.mesh.axes):
         return None
-    now, then = case.roof.wires[axis].bandwidth, axis_bandwidths(case.roof.chip, axes)[axis].bandwidth
+    now, then = case.roof.wires[axis].bandwidth, axis_links(case.roof.chip, axes)[axis].bandwidth
     return case.on_mesh(axes) if now and then and then >= 2 * now else None
 
 
 def _hybrid(case: Case, axis: str) -> str | None:
-    """Weights cut inside a node only, and copied between nodes."""
+    """Return a mesh with weights sharded within a node and replicated between nodes."""
     n, node = case.mesh.axes[axis], _node(case)
     others = {a: m for a, m in case.mesh.axes.items() if a != axis}
     if case.strategy != "fsdp" or others or n <= node or n % node:
@@ -249,7 +241,7 @@ def _hybrid(case: Case, axis: str) -> str | None:
 
 
 def _narrower(case: Case, axis: str) -> str | None:
-    """Half as many devices along `axis`, and twice as many along the batch."""
+    """Return a mesh with half as many devices along `axis`, and twice as many along the batch."""
     others = [a for a in case.batch_axes if a != axis]
     if not others or case.mesh.axes[axis] % 2:
         return None
@@ -260,7 +252,7 @@ def _narrower(case: Case, axis: str) -> str | None:
 
 
 def _node(case: Case) -> int:
-    """The devices that the chip's fast links join, as far as the mesh has as many."""
+    """Return the number of devices joined by the chip's fast links, at most those of the mesh."""
     devices = math.prod(case.mesh.axes.values())
     return min(case.roof.chip.node, devices) if case.roof else devices
 
@@ -270,5 +262,5 @@ def _chip(case: Case) -> str:
 
 
 def _power(times: float) -> int:
-    """The next power of two."""
+    """Return the next power of two; 2**62 for unlimited or invalid input."""
     return 2 ** max(0, math.ceil(math.log2(times))) if 0 < times < math.inf else 2**62

@@ -1,4 +1,4 @@
-"""Binds the sharded step where the plain one was bound, and the plain one back where it can't be sharded."""
+"""Bind the sharded step in place of the plain one, and restore the plain step if sharding is not possible."""
 
 import ast
 import weakref
@@ -7,22 +7,23 @@ from typing import Any
 
 from ...errors import ShardError, did_you_mean
 from ...introspect import own_attributes
-from ...temporary import Temporary
-from .constants import Constants, Unchanged
-from .names import bound, called, in_scope
-from .rehearsal import StandIn, Stopped
-from .values import Step
+from ...temporary import TemporaryChange
+from .injected_calls import InjectedCalls, PassThrough
+from .names import bound_names, called_names, in_scope
+from .resolved_values import StepLocation
+from .stand_ins import CellStopped, StandIn
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _UNSEEN = {"run_line_magic", "run_cell_magic", "exec", "eval", "reload", "update", "setattr"}
 _ABSENT, _UNPLACED = object(), object()
 
 
-class _Bind(Unchanged):
-    """Called with what the cell has bound, gives what is to be bound instead. Collections of garbage do not look into
-    code: it keeps nothing alive."""
+class _Bind(PassThrough):
+    """Injected call: takes a value bound by the cell and returns the value to bind instead."""
 
     def __init__(self, bind: Callable[[Any], Any]):
+        # Weak: this object is a constant of a code object, into which the garbage collector does not look. A strong
+        # reference would never be freed.
         self._bind = weakref.WeakMethod(bind)
 
     def __call__(self, value: Any) -> Any:
@@ -30,40 +31,42 @@ class _Bind(Unchanged):
         return value if bind is None else bind(value)
 
 
-class Binding(Temporary):
-    """The place where `step` is bound, in `namespace` or inside functions of the cell. `shard(function)` makes what is
-    put there.
+class Binding(TemporaryChange):
+    """Context manager: binds the sharded step in a namespace or inside functions of the cell.
 
-    As a context it puts the plain step back when its body raises because the step can't be sharded, or before it has
-    run where the user stops it. After an error of the cell's own it stays: the name is the cell's step, as plain
-    execution leaves it. A dry run ends by raising, and ends there.
+    On exit the plain step is restored if the step can't be sharded, or if the user interrupts before the first run.
+    After an error of the cell's own code the sharded step stays bound: plain execution leaves the cell's step bound,
+    too. The exception that ends a dry run stops here.
+
+    Args:
+        namespace: Variables of the notebook.
+        step: Location of the step.
+        shard: Makes the object to bind from the plain function.
     """
 
-    def __init__(self, namespace: dict[str, Any], step: Step, shard: Callable[[Any], Any]):
+    def __init__(self, namespace: dict[str, Any], step: StepLocation, shard: Callable[[Any], Any]):
         self.namespace, self._names = namespace, namespace if step.home is None else step.home
         self.step, self._shard = step, shard
         self._later: Callable[[Any], Any] | None = None
         self._made: list[Any] = []
-        self._placed: Any = _UNPLACED  # what lies where the step is bound
+        self._placed: Any = _UNPLACED  # object bound under the step's name by this class
         self._plain: Any = None
         self._owned, self._runs = True, False
-        self._error: type[BaseException] | None = None  # what ended the body
-        self.stays = False  # whether what was bound is left in its place at the end
+        self._error: type[BaseException] | None = None  # exception that ended the body
+        self.stays = False  # whether the sharded step stays bound after the end
 
     @property
     def bound(self) -> bool:
-        """Was there a step to bind?"""
+        """True once a step was bound."""
         return bool(self._made)
 
     @property
     def sharded(self) -> Any:
-        """What was put there: of several the last that was called, else the last; None for none."""
-        return next(
-            (each for each in reversed(self._made) if each.calls), self._made[-1] if self._made else None
-        )
+        """Last sharded step with calls, else the last sharded step; None without any."""
+        return next((each for each in reversed(self._made) if each.calls), self._made[-1] if self._made else None)
 
-    def take_within(self) -> Any:
-        """Where what was put there was called while JAX traced another function, told once; None for nowhere."""
+    def take_outer_trace(self) -> Any:
+        """Return and forget the function that JAX was tracing when the sharded step was called; None without any."""
         traced = [x for x in (*self._made, self._placed) if getattr(x, "traced_within", None) is not None]
         within = traced[0].traced_within if traced else None
         for each in traced:
@@ -71,9 +74,10 @@ class Binding(Temporary):
         return within
 
     def bind(self, _: Any = None) -> None:
-        """Put the sharded step in the place of what is there; nothing is done when it is there already.
+        """Bind the sharded step in place of the current value; do nothing if bound already.
 
-        Raises ShardError when nothing callable is there, or when the object allows no other attribute.
+        Raises:
+            ShardError: The current value is not callable, or the object refuses the attribute.
         """
         value = self._current()
         if self.step.root not in self._names or value is self._placed or self._is_made(value):
@@ -86,11 +90,13 @@ class Binding(Temporary):
         *path, name = self.step.path.split(".")
         own = own_attributes(self._reached(path)) if path else self._names
         self._owned, self._plain = name in own, own.get(name)
-        self._placed = self._keep(sharded)  # noted before it is put: an interrupt may come between
+        # Recorded before it is bound: an interrupt in between must not hide it from `undo`.
+        self._placed = self._keep(sharded)
         self._put(sharded)
 
     def bind_inside(self, value: Any) -> Any:
-        """The sharded step for a function that one of the cell's binds; what is one, or can't be called, stays."""
+        """Return the sharded step for a function bound inside another function; return sharded steps and uncallable
+        values unchanged."""
         if self._is_made(value) or not callable(value) or isinstance(value, type):
             return value
         if self._runs:
@@ -105,13 +111,15 @@ class Binding(Temporary):
         return any(value is each for each in self._made)
 
     def _keep(self, sharded: Any) -> Any:
-        """Of those before, one that was called is worth its memory. A jit of it is bound in its place, too."""
+        """Remember a sharded step and return it."""
+        # A jit of the sharded step is bound in its place, too.
         sharded.rejit = _Bind(self.bind_inside)
+        # `sharded` may return the last step with calls; steps before it would only hold memory.
         self._made = [*[each for each in self._made if each.calls][-1:], sharded]
         return sharded
 
     def undo(self) -> None:
-        """Put the plain step back where the sharded one still is."""
+        """Restore the plain step if the sharded step is still bound."""
         if self.step.inside or not self._is_there():
             return
         *path, name = self.step.path.split(".")
@@ -121,21 +129,22 @@ class Binding(Temporary):
             delattr(self._reached(path), name)
 
     def settle(self, step: Any) -> None:
-        """Put `step` in the place of the stand-in that decided on it."""
+        """Bind `step` in place of the stand-in that chose it."""
         if not self.step.inside and self._is_there():
             self._put(step)
             self._placed = step
         self._made = [step]
         step.rejit = _Bind(self.bind_inside)
 
-    def begin(self) -> None:
-        self._runs, self._error = True, KeyboardInterrupt  # until the body has ended
+    def apply(self) -> None:
+        # `end_abandoned` reverts without `__exit__`, after an interrupt: the error is set beforehand.
+        self._runs, self._error = True, KeyboardInterrupt
 
-    def end(self) -> None:
+    def revert(self) -> None:
         if not self._runs:
             return
         kind = self._error
-        self.stays = kind is None or (kind is not Stopped and (self._ran or self._outlives(kind)))
+        self.stays = kind is None or (kind is not CellStopped and (self._ran or self._outlives(kind)))
         if not self.stays:
             self.undo()
         self._runs = False
@@ -143,20 +152,25 @@ class Binding(Temporary):
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> bool:
         self._error = kind
         super().__exit__(kind, *error)
-        return kind is Stopped
+        return kind is CellStopped
 
     def _outlives(self, error: type[BaseException]) -> bool:
-        """Whether a step that has not run stays bound after an error."""
-        refused = issubclass(error, (ShardError, KeyboardInterrupt, Stopped))
+        """Return whether a step without a run stays bound after an error."""
+        refused = issubclass(error, (ShardError, KeyboardInterrupt, CellStopped))
         return not (refused or isinstance(self.sharded, StandIn))
 
     @property
     def _ran(self) -> bool:
         return any(each.calls for each in self._made)
 
-    def outlive(self, later: Callable[[Any], Any]) -> None:
-        """After the cell, as long as this lives, functions of it that are called bind what `later` makes of the step
-        inside them, and so do jits of the step; else they bind it as it is."""
+    def shard_later_calls(self, later: Callable[[Any], Any]) -> None:
+        """Shard steps bound by functions of the cell after the end of the cell, as long as this object lives.
+
+        Without this call, such functions, and jits of the step, bind the plain step.
+
+        Args:
+            later: Makes the object to bind from the plain function.
+        """
         self._later, self._shard, self._made = later, later, []
 
     def _is_there(self) -> bool:
@@ -183,7 +197,9 @@ class Binding(Temporary):
             self._names[name] = value
             return
         if isinstance(self._plain, (staticmethod, classmethod)) and value is not self._plain:
-            value = staticmethod(value)  # its class, if it takes that, is bound already
+            # As a plain attribute of the class the step would become a method, with the object as its first argument.
+            # The class argument of a classmethod is bound already.
+            value = staticmethod(value)
         owner = self._reached(path)
         try:
             setattr(owner, name, value)
@@ -198,47 +214,50 @@ class Binding(Temporary):
         known = next(at for at in range(len(path)) if self._reached(path[: at + 1]) is _ABSENT)
         owner = self._reached(path[:known])
         near = did_you_mean(path[known], [name for name in dir(owner) if not name.startswith("_")])
-        return ShardError(
-            f"--step {self.step.path}: {_described(owner)} has no attribute {path[known]!r}.{near}"
-        )
+        return ShardError(f"--step {self.step.path}: {_described(owner)} has no attribute {path[known]!r}.{near}")
 
-    def into(self, tree: ast.Module, constants: Constants) -> None:
-        """Make the cell bind the sharded step right after the statement that binds the step last; and after those at
-        the cell's top that may do so unseen, as `%run` and `exec` do."""
+    def inject(self, tree: ast.Module, constants: InjectedCalls) -> None:
+        """Insert code into the cell that binds the sharded step right after the last statement binding the step.
+
+        At the top of the cell, code is also inserted after statements that may bind the step unseen, as `%run` and
+        `exec` do.
+
+        Args:
+            tree: Tree of the cell; changed in place.
+            constants: Receives the inserted callables.
+        """
         step = self.step
-        if step.here:
+        if step.in_cell:
             for body in _bodies(tree.body, step.inside):
-                _insert(
-                    body, {step.root, step.path}, self._rebound if step.inside else self._bound, constants
-                )
+                _insert(body, {step.root, step.path}, self._rebound if step.inside else self._bound, constants)
         if not step.inside:
             last = max(
-                (at for at, each in enumerate(tree.body) if bound(each) & {step.root, step.path}), default=-1
+                (at for at, each in enumerate(tree.body) if bound_names(each) & {step.root, step.path}), default=-1
             )
+            # From the end, so that insertions don't shift the statements still to visit.
             for at in range(len(tree.body) - 1, last, -1):
                 if _may_bind(tree.body[at]):
                     after = ast.copy_location(self._bound(tree.body[at], constants), tree.body[at])
                     tree.body.insert(at + 1, ast.fix_missing_locations(after))
 
-    def _bound(self, after: ast.stmt, constants: Constants) -> ast.stmt:
+    def _bound(self, after: ast.stmt, constants: InjectedCalls) -> ast.stmt:
         return ast.Expr(constants.call(_Bind(self.bind), ast.copy_location(ast.Constant(None), after)))
 
-    def _rebound(self, after: ast.stmt, constants: Constants) -> ast.stmt:
-        """`step = sharded(step)`; after branches, of which none may have bound it, if it is there."""
+    def _rebound(self, after: ast.stmt, constants: InjectedCalls) -> ast.stmt:
+        """Return `step = sharded(step)`, inside a `try` if `after` has branches."""
         value = ast.copy_location(ast.parse(self.step.path, mode="eval").body, after)
         target: Any = ast.parse(f"{self.step.path} = 0").body[0]
         target.value = constants.call(_Bind(self.bind_inside), value)
         if not any(_blocks(after)):
             return target
-        absent = ast.Tuple(
-            [ast.Name(name, ast.Load()) for name in ("NameError", "AttributeError")], ast.Load()
-        )
+        # After branches the step may be unbound: none of the branches need have bound a step.
+        absent = ast.Tuple([ast.Name(name, ast.Load()) for name in ("NameError", "AttributeError")], ast.Load())
         handler = ast.ExceptHandler(absent, None, [ast.Pass()])
         return ast.Try([ast.Expr(value)], [handler], [target], [])
 
 
 def _bodies(body: list[ast.stmt], inside: tuple[str, ...]) -> Iterator[list[ast.stmt]]:
-    """The statements of the functions and classes of these names, each inside the one before."""
+    """Yield the statements of the functions and classes named by `inside`, outermost first."""
     if not inside:
         yield body
         return
@@ -248,8 +267,8 @@ def _bodies(body: list[ast.stmt], inside: tuple[str, ...]) -> Iterator[list[ast.
 
 
 def _may_bind(statement: ast.stmt) -> bool:
-    """Return whether a statement runs code that it does not show: a line magic, `exec`, a module loaded again."""
-    return any(call.rpartition(".")[2] in _UNSEEN for call in called(statement))
+    """Return whether a statement runs hidden code: a line magic, `exec`, a module loaded again."""
+    return any(call.rpartition(".")[2] in _UNSEEN for call in called_names(statement))
 
 
 def _described(value: Any) -> str:
@@ -257,15 +276,13 @@ def _described(value: Any) -> str:
 
 
 def _insert(
-    body: list[ast.stmt],
-    names: set[str],
-    made: Callable[[ast.stmt, Constants], ast.stmt],
-    constants: Constants,
+    body: list[ast.stmt], names: set[str], made: Callable[[ast.stmt, InjectedCalls], ast.stmt], constants: InjectedCalls
 ) -> None:
-    """Inside compound statements too, for calls that follow there, and after them: a branch may not run."""
+    """Insert a statement after the last statement that binds one of `names`, in every block that does."""
     for at in reversed(range(len(body))):
         statement = body[at]
-        if bound(statement) & names:
+        if bound_names(statement) & names:
+            # Inside compound statements for calls that follow in the block, and after them: a branch may not run.
             for block in _blocks(statement):
                 _insert(block, names, made, constants)
             more = ast.copy_location(made(statement, constants), statement)

@@ -1,4 +1,4 @@
-"""Functions and classes that cells define, as the statements that do it."""
+"""Statements by which cells define functions and classes."""
 
 import ast
 import linecache
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .code import number_of
+from .cell_code import execution_number
+from .function_syntax import functions_of
 from .names import in_scope, plain_function
-from .statements import Statement, Unit
-from .texts import functions_of
+from .statements import ExecutedCell, Statement
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -20,13 +20,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Definition:
-    """The statements that make a function or a class what it is: its own, and those that complete it, such as
-    `f.defvjp(...)` and `register_dataclass(Config, ...)`.
+    """Statements that define a function or a class.
+
+    Completing statements belong to a definition: `f.defvjp(...)`, `register_dataclass(Config, ...)`.
 
     Attributes:
-        parts: Of each cell that has some, its file and their places among all statements of its text.
-        reads: The names that they read when they run.
-        reads_later: The names that functions in them read when they are called.
+        parts: For each cell with such statements the file, and the positions among all statements of the cell.
+        reads: Names read by the statements when run.
+        reads_later: Names read by functions in the statements when called.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
@@ -35,50 +36,72 @@ class Definition:
 
 
 class Definitions:
-    """What the cells of a notebook define that have run in this kernel."""
+    """Definitions in the cells run in this kernel."""
 
     def __init__(self, shell: "InteractiveShell"):
         self._shell = shell
 
     def text_of(self, file: str) -> tuple[int | None, str]:
-        """The number of the cell that Python knows by a file's name, None for what is no cell, and its text; "" where
-        that is not known."""
-        return number_of(self._shell, file), "".join(linecache.getlines(file))
+        """Return a cell's number and text.
 
-    def alone(self, file: str, places: Iterable[int]) -> str:
-        """The text of a cell below its magic's line with these statements alone, each on its lines."""
+        Args:
+            file: File name that Python knows the cell by.
+
+        Returns:
+            The number is None if the file is no cell; the text is empty if unknown.
+        """
+        return execution_number(self._shell, file), "".join(linecache.getlines(file))
+
+    def cell_excerpt(self, file: str, places: Iterable[int]) -> str:
+        """Return the text of a cell below the magic's line, reduced to some statements, each on the original lines.
+
+        Args:
+            file: File name that Python knows the cell by.
+            places: Positions among the cell's statements.
+        """
         text = self.text_of(file)[1]
         statements, lines = _statements(text), text.split("\n")
         kept = {n for i in places for n in range(statements[i].first - 1, statements[i].node.end_lineno or 0)}
         return "\n".join(line if n in kept else "" for n, line in enumerate(lines) if n)
 
-    def of(self, name: str, value: Any) -> Definition | None:
-        """What defines `value`, a function, what a decorator made of one, or a class, under the name `name` at the top
-        of a cell; None for anything else."""
+    def find_definition(self, name: str, value: Any) -> Definition | None:
+        """Return the statements that define a value at the top of a cell.
+
+        Args:
+            name: Variable with the value.
+            value: Function, result of a decorator, or class.
+
+        Returns:
+            None for other values.
+        """
         for number, file in self._files_of(value):
             statements = _statements(self.text_of(file)[1])
             found = [i for i, s in enumerate(statements) if _defines(s, name)]
             if found:
+                # The last definition of a cell counts, as when it runs.
                 parts = [(file, [found[-1], *_completing(statements, found[-1] + 1, name)])]
+                # Later cells may complete the definition: register a class, define a derivative.
                 later = (other for n, other in self._cells if number is not None and n > number)
                 parts += [(each, _completing(_statements(self.text_of(each)[1]), 0, name)) for each in later]
                 return _definition([(each, places) for each, places in parts if places], self)
         return None
 
     def _files_of(self, value: Any) -> list[tuple[int | None, str]]:
-        """Where a definition may stand: in the file of a function of its own, else in any cell, the last first."""
+        """Return the files that may hold a definition: the file of a function of the value, else all cells, the last
+        first."""
         function = None if isinstance(value, type) else plain_function(value)
         functions = functions_of(value) if isinstance(value, type) else [function] if function else []
         files = dict.fromkeys(each.__code__.co_filename for each in functions)
-        known = [(number_of(self._shell, file), file) for file in files if linecache.getlines(file)]
-        # Methods that dataclasses write are of "<string>", of which Python 3.13 knows lines: what `python -c` runs.
+        known = [(execution_number(self._shell, file), file) for file in files if linecache.getlines(file)]
+        # Methods generated by dataclasses have the file "<string>". So has the code of `python -c`, whose lines Python
+        # 3.13 knows.
         known = [(number, file) for number, file in known if number is not None or not file.startswith("<")]
         return known or [*reversed(self._cells)]
 
     @cached_property
     def _cells(self) -> list[tuple[int, str]]:
-        """All cells by number, and their files."""
-        files = [(number_of(self._shell, file), file) for file in list(linecache.cache)]
+        """Numbers and files of all cells, in order."""
+        files = [(execution_number(self._shell, file), file) for file in list(linecache.cache)]
         return sorted((number, file) for number, file in files if number is not None)
 
 
@@ -93,20 +116,21 @@ def _definition(parts: list[tuple[str, list[int]]], definitions: Definitions) ->
 
 @lru_cache(maxsize=256)
 def _statements(text: str) -> list[Statement]:
-    return Unit("", text).statements
+    return ExecutedCell("", text).statements
 
 
 def _defines(s: Statement, name: str) -> bool:
-    """Whether a statement is, or has in its blocks, the definition of a name."""
+    """Return whether a statement is a definition of a name, or contains one in a block."""
     return any(isinstance(part, _DEFINITIONS) and part.name == name for part in in_scope(s.node))
 
 
 def _completing(statements: list[Statement], first: int, name: str) -> list[int]:
-    """The places, from `first` on, of statements that call a method of what has the name, or register it."""
+    """Return the positions, `first` and later, of statements that complete the definition of a name."""
     return [first + i for i, s in enumerate(statements[first:]) if any(_completes(s, name))]
 
 
 def _completes(s: Statement, name: str) -> Iterator[bool]:
+    """Yield whether an expression statement calls a `def...` method of the name, and whether it registers the name."""
     if not isinstance(s.node, ast.Expr) or not isinstance(call := s.node.value, ast.Call):
         return
     if isinstance(called := call.func, ast.Attribute):

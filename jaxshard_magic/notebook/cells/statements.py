@@ -1,4 +1,4 @@
-"""Cells that ran, statement by statement: what each binds, reads and changes."""
+"""Statements of cells run: names bound and read, values changed."""
 
 import ast
 import copy
@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from .names import bound, in_scope
+from .names import bound_names, in_scope
 
+# Magics with Python below their line.
 _PYTHON_MAGICS = frozenset({"%%shard", "%%time", "%%timeit", "%%capture", "%%prun"})
 _TIME = re.compile(r"^([ \t]*)%time[ \t]+", re.MULTILINE)
 _MAGIC = re.compile(r"(?:\s*\n)?(%%\S*).*\n?")
@@ -21,10 +22,16 @@ _CERTAIN = (ast.Assign, ast.AnnAssign, ast.ImportFrom, ast.With, ast.AsyncWith, 
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One cell that ran. `text`: Python, as IPython makes it of the cell; `file`: what Python calls it, None where it
-    is not known; `title`: as a reader knows it; `shift`: by how many lines Python's numbers are ahead of the text's;
-    `failed`: at which of Python's lines it raised."""
+class ExecutedCell:
+    """Cell run in the notebook.
+
+    Attributes:
+        title: Name for readers.
+        text: Python code as transformed by IPython.
+        file: File name known to Python; None if unknown.
+        shift: Number of lines that Python's count is ahead of the text's.
+        failed: Line in Python's count at which the cell raised; None without an error.
+    """
 
     title: str
     text: str
@@ -34,20 +41,22 @@ class Unit:
 
     @cached_property
     def statements(self) -> list["Statement"]:
+        """Statements run to their end."""
         return [Statement(self, node) for node in self._tree if self.ran(node)]
 
     @cached_property
     def _tree(self) -> list[ast.stmt]:
-        """All statements; none of a text that is not Python, which did not run either."""
+        """Statements of the cell; none for text that is not Python, which did not run either."""
         try:
+            # Finds errors that `ast.parse` lets pass, such as a parameter named twice or a late `global`.
             symtable.symtable(self.text, self.title, "exec")
             return ast.parse(self.text).body
         except (SyntaxError, ValueError):
             return []
 
     @cached_property
-    def with_interrupted(self) -> "Unit":
-        """The same cell, the statement at which it ended taken for one that ran to its end."""
+    def with_interrupted(self) -> "ExecutedCell":
+        """Same cell with the failing statement counted as run."""
         if self.failed is None:
             return self
         ends = (node.end_lineno or node.lineno for node in self._tree)
@@ -55,7 +64,7 @@ class Unit:
         return replace(self, failed=1 + min(after, default=self.failed))
 
     def ran(self, node: ast.stmt) -> bool:
-        """Did a statement run to its end?"""
+        """Return whether a statement ran to its end."""
         return self.failed is None or (node.end_lineno or node.lineno) + self.shift < self.failed
 
     @cached_property
@@ -63,8 +72,16 @@ class Unit:
         return self.text.split("\n")
 
 
-class Calls:
-    """The names behind what is `called` among these nodes, `trainer` of `trainer.setup()`; and those `handed` to it."""
+class CallNames:
+    """Names behind calls.
+
+    Args:
+        nodes: Nodes to search.
+
+    Attributes:
+        called: First names of callees, `trainer` of `trainer.setup()`.
+        handed: First names of arguments.
+    """
 
     def __init__(self, nodes: Iterable[ast.AST]):
         calls = [n for n in nodes if isinstance(n, ast.Call)]
@@ -74,14 +91,19 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """A statement at the top of a cell."""
+    """Statement at the top of a cell.
 
-    unit: Unit
+    Attributes:
+        unit: Cell.
+        node: Syntax tree.
+    """
+
+    unit: ExecutedCell
     node: ast.stmt
 
     @cached_property
     def first(self) -> int:
-        """Its first line in the cell's text, with its decorators and the comments right above it."""
+        """First line in the cell's text, counting decorators and comments right above."""
         first = min([self.node.lineno, *(d.lineno for d in getattr(self.node, "decorator_list", ()))])
         ends = [s.node.end_lineno or 0 for s in self.unit.statements]
         above = max((end for end in ends if end < first), default=0)
@@ -91,8 +113,10 @@ class Statement:
 
     @property
     def text(self) -> str:
-        """Its lines, with the comments above and beside it; another statement on the last of them is left out."""
+        """Lines of the statement, with comments above and at its end; another statement on the last line is left
+        out."""
         lines = self.unit.lines[self.first - 1 : self.node.end_lineno]
+        # Python's column offsets count UTF-8 bytes.
         last = lines[-1].encode()
         if not last[self.node.end_col_offset or 0 :].strip().startswith(b"#"):
             lines[-1] = last[: self.node.end_col_offset].decode()
@@ -100,32 +124,32 @@ class Statement:
 
     @property
     def before(self) -> int:
-        """How many bytes of its first line are another statement's."""
+        """Number of bytes of the first line that belong to another statement."""
         return self.node.col_offset
 
     @cached_property
     def binds(self) -> set[str]:
-        """The names at the top of the notebook that it gives a value, or may give one."""
-        return set() if _only_annotates(self.node) else _names(bound(self.node)) | _put(in_scope(self.node))
+        """Names of the notebook that the statement binds or may bind."""
+        return set() if _only_annotates(self.node) else _names(bound_names(self.node)) | _put(in_scope(self.node))
 
     @cached_property
     def binds_later(self) -> set[str]:
-        """Those that its functions give a value when they are called: `global w`, `globals()["w"] = 1`."""
+        """Names of the notebook bound by its functions when called: `global w`, `globals()["w"] = 1`."""
         return {*_declared(_table(self.node))} | _put(ast.walk(self.node))
 
     @cached_property
-    def gives(self) -> set[str]:
-        """Those that it gives a value whatever happens."""
+    def always_binds(self) -> set[str]:
+        """Names bound in any case."""
         return _given(self.node)
 
     @cached_property
     def reads(self) -> set[str]:
-        """The names that it reads when it runs, before it gives them a value itself."""
+        """Names read when the statement runs, before the statement itself binds them."""
         return _reads([self.node])
 
     @cached_property
     def reads_later(self) -> set[str]:
-        """The names that its functions read in their bodies, when they are called."""
+        """Names read by bodies of functions, when called."""
         return {name for name, later in _globals(_table(self.node)) if later}
 
     @property
@@ -134,13 +158,11 @@ class Statement:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """What the names that it imports stand for, as `{"sin": "jax.numpy.sin"}`."""
+        """Full names of imported names, `{"sin": "jax.numpy.sin"}`."""
         node, found = self.node, {}
         for n in in_scope(node):
             if isinstance(n, ast.Import):
-                found |= {
-                    a.asname or root_of(a.name): a.name if a.asname else root_of(a.name) for a in n.names
-                }
+                found |= {a.asname or root_of(a.name): a.name if a.asname else root_of(a.name) for a in n.names}
             elif isinstance(n, ast.ImportFrom):
                 found |= {a.asname or a.name: f"{n.module}.{a.name}" for a in n.names}
         return found
@@ -150,37 +172,35 @@ class Statement:
         return "get_ipython" in self.reads | self.reads_later
 
     @cached_property
-    def ran(self) -> list[str]:
-        """What it calls when it runs, as `np.random.rand`."""
+    def called_paths(self) -> list[str]:
+        """Paths of the functions called when the statement runs, `np.random.rand`."""
         return self._paths(n.func for n in in_scope(self.node) if isinstance(n, ast.Call))
 
     @cached_property
     def called(self) -> set[str]:
-        """The last names of what it calls, or a function in it."""
+        """Last names of the functions called, also by functions inside."""
         calls = (n.func for n in ast.walk(self.node) if isinstance(n, ast.Call))
         return {
-            f.attr if isinstance(f, ast.Attribute) else f.id
-            for f in calls
-            if isinstance(f, (ast.Attribute, ast.Name))
+            f.attr if isinstance(f, ast.Attribute) else f.id for f in calls if isinstance(f, (ast.Attribute, ast.Name))
         }
 
     @cached_property
-    def calls_now(self) -> Calls:
-        """What it calls when it runs, in comprehensions too."""
-        return Calls(()) if self.defines else Calls(_running(self.node))
+    def calls_now(self) -> CallNames:
+        """Calls made when the statement runs, in comprehensions too."""
+        return CallNames(()) if self.defines else CallNames(_running(self.node))
 
     @cached_property
-    def calls_later(self) -> Calls:
-        """What it calls when it runs, or a function in it does."""
-        return Calls(ast.walk(self.node))
+    def calls_later(self) -> CallNames:
+        """Calls made when the statement runs, or by functions inside."""
+        return CallNames(ast.walk(self.node))
 
     @property
     def defines(self) -> bool:
-        """Is it a function or a class?"""
+        """True for a function or a class."""
         return isinstance(self.node, _SCOPES)
 
     def calls(self, path: str) -> bool:
-        """Does it call the function of this name when it runs?"""
+        """Return whether the statement calls the function named `path` when run."""
         return path in self._callees
 
     @cached_property
@@ -188,29 +208,25 @@ class Statement:
         return {ast.unparse(n.func) for n in in_scope(self.node) if isinstance(n, ast.Call)}
 
     def mentions_a_call(self, path: str) -> bool:
-        """Does it call the function of this name, or one of its own functions when that runs?"""
+        """Return whether the statement, or a function inside, calls the function named `path`."""
         return any(isinstance(n, ast.Call) and ast.unparse(n.func) == path for n in ast.walk(self.node))
 
     @cached_property
-    def sets(self) -> list[str]:
-        """What it sets or deletes an attribute or element of, as `cfg.layers` for `cfg.layers[0] = 1`."""
+    def mutates(self) -> list[str]:
+        """Paths with an attribute or element assigned or deleted, `cfg.layers` for `cfg.layers[0] = 1`."""
         parts = (n for n in in_scope(self.node) if isinstance(n, (ast.Attribute, ast.Subscript)))
         return self._paths(n for n in parts if isinstance(n.ctx, (ast.Store, ast.Del)))
 
     @cached_property
-    def does(self) -> list[str]:
-        """The functions and methods that it calls for what they do: `cfg.layers.append` for
-        `cfg.layers[0].append(1)`."""
+    def effect_calls(self) -> list[str]:
+        """Functions and methods called for an effect, `cfg.layers.append` for `cfg.layers[0].append(1)`."""
         return self._paths(call.func for call in self._calls_alone())
 
     @cached_property
-    def hands(self) -> list[tuple[str, set[str]]]:
-        """The functions that it calls by name for what they do, each with the names in its arguments."""
+    def effect_arguments(self) -> list[tuple[str, set[str]]]:
+        """Functions called by name for an effect, each with the names in the arguments."""
         return [
-            (
-                call.func.id,
-                {*self._paths(n for n in ast.walk(call) if isinstance(n, ast.Name))} - {call.func.id},
-            )
+            (call.func.id, {*self._paths(n for n in ast.walk(call) if isinstance(n, ast.Name))} - {call.func.id})
             for call in self._calls_alone()
             if isinstance(call.func, ast.Name)
         ]
@@ -221,7 +237,8 @@ class Statement:
                 yield n.value
 
     def _paths(self, nodes: Iterable[ast.expr]) -> list[str]:
-        """Each as names and dots. What a loop goes over stands for its variable, a part of it."""
+        """Return the nodes as dotted names."""
+        # A loop's variable is a part of the iterable, so changes of the variable change the iterable.
         over = {
             n.target.id: path
             for n in in_scope(self.node)
@@ -235,7 +252,7 @@ class Statement:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """`node` and what runs with it: not the bodies of functions."""
+    """Yield `node` and the nodes run with it, without the bodies of functions and classes."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*_SCOPES, ast.Lambda)):
@@ -243,7 +260,7 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _put(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that are given a value as `globals()["w"] = 1`."""
+    """Return the names assigned as `globals()["w"] = 1`."""
     parts = (n for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store))
     named = (n.slice.value for n in parts if isinstance(n.slice, ast.Constant) and _is_globals(n.value))
     return {name for name in named if isinstance(name, str)}
@@ -254,19 +271,19 @@ def _is_globals(node: ast.expr) -> bool:
 
 
 def below_magic(cell: str) -> str:
-    """The code of a cell without the magics of its first lines; nothing of a cell in another language."""
+    """Return the code of a cell below cell magics; empty for a cell in another language."""
     while first := _MAGIC.match(cell):
         cell = cell[first.end() :] if first[1] in _PYTHON_MAGICS else ""
     return cell
 
 
 def untimed(cell: str) -> str:
-    """The cell with what stands behind `%time` as a line of its own: it runs as others do."""
+    """Return the cell without `%time` in front of statements, which run as others do."""
     return _TIME.sub(r"\1", cell)
 
 
 def root_of(path: str) -> str:
-    """`trainer` of `trainer.step`."""
+    """Return the first name of a path, `trainer` of `trainer.step`."""
     return path.partition(".")[0]
 
 
@@ -275,7 +292,7 @@ def _roots(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _path(node: ast.AST) -> str | None:
-    """`model.layers.append` for `model.layers[0].append`; None for what begins with no name."""
+    """Return a dotted name, `model.layers.append` for `model.layers[0].append`; None if no name begins the node."""
     attributes = []
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call, ast.Starred)):
         attributes += [node.attr] if isinstance(node, ast.Attribute) else []
@@ -292,45 +309,45 @@ def _names(found: Iterable[str]) -> set[str]:
 
 
 def _given(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import):  # `import a.b` adds to what `import a.c` gave
+    """Return the names that a statement binds in any case."""
+    if isinstance(node, ast.Import):  # `import a.b` may add to an `a` that `import a.c` has bound
         return {a.asname or a.name for a in node.names if a.asname or "." not in a.name}
     if _only_annotates(node) or not isinstance(node, _CERTAIN):
         return set()
-    return _names(bound(_apart(node)[0]))
+    return _names(bound_names(_apart(node)[0]))
 
 
 def _reads(body: Iterable[ast.stmt]) -> set[str]:
-    """The names that statements read as they run, before they give them a value."""
-    found, given = set(), set()
+    """Return the names read by statements before any of them binds the names."""
+    found, bound_before = set(), set()
     for node in body:
         head, blocks = _apart(node)
         table = _table(head)
         own = {name for name, later in _globals(table) if not later} | _replaced(node)
         own -= {n.target.id for n in ast.walk(head) if isinstance(n, ast.NamedExpr)}
         inner = set().union(*map(_reads, blocks))
-        if not isinstance(node, ast.ClassDef):  # which has its name after its body
+        if not isinstance(node, ast.ClassDef):  # a class is bound after its body has run
             inner -= {s.get_name() for s in table.get_symbols() if s.is_assigned()}
-        found |= (own | inner) - given
-        given |= _given(node)
+        found |= (own | inner) - bound_before
+        bound_before |= _given(node)
     return found
 
 
 def _replaced(node: ast.stmt) -> set[str]:
-    """The names that a statement takes the value of without naming them as read."""
+    """Return the names whose value a statement takes without a read: targets of `del` and `+=`."""
     targets = node.targets if isinstance(node, ast.Delete) else []
     targets = [node.target] if isinstance(node, ast.AugAssign) else targets
     return {t.id for t in targets if isinstance(t, ast.Name)}
 
 
 def _apart(node: ast.AST) -> tuple[ast.AST, list[list[ast.stmt]]]:
-    """A compound statement without its blocks, and those."""
+    """Return a compound statement without its blocks, and the blocks."""
     head: Any = copy.copy(node)
     blocks = []
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return head, blocks
-    if (
-        isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) > 1
-    ):  # each may read what the one before gives
+    # Each item of a `with` may read names bound by the item before.
+    if isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) > 1:
         inner = copy.copy(node)
         head.items, head.body, inner.items = node.items[:1], [ast.Pass()], node.items[1:]
         return head, [[inner]]
@@ -351,29 +368,32 @@ def _table(node: ast.AST) -> symtable.SymbolTable:
 
 
 class _Generators(ast.NodeTransformer):
-    """Every comprehension as a generator, which has a scope of its own in all versions of Python."""
+    """Transformer of comprehensions into generators."""
 
     def _generator(self, node: ast.ListComp | ast.SetComp | ast.DictComp) -> ast.AST:
         self.generic_visit(node)
         of = ast.Tuple([node.key, node.value], ast.Load()) if isinstance(node, ast.DictComp) else node.elt
+        # A generator has a scope of its own in all versions of Python; since 3.12 (PEP 709) other comprehensions are
+        # inlined.
         return ast.GeneratorExp(of, node.generators)
 
     visit_ListComp = visit_SetComp = visit_DictComp = _generator
 
 
 def _globals(table: symtable.SymbolTable, later: bool = False) -> Iterator[tuple[str, bool]]:
-    """The names that a text reads and does not bind in a scope of its own, each with whether a function's body does."""
+    """Yield the global names read by a text, each with whether a function's body reads the name."""
     top = table.get_type() == "module"
     for symbol in table.get_symbols():
         if symbol.is_referenced() and (top or symbol.is_global()):
             yield symbol.get_name(), later
     for child in table.get_children():
+        # A generator has a scope of its own, and runs with its statement all the same.
         body = child.get_type() == "function" and child.get_name() != "genexpr"
         yield from _globals(child, later or body)
 
 
 def _declared(table: symtable.SymbolTable) -> Iterator[str]:
-    """The names that functions declare `global` and give a value."""
+    """Yield the names that functions declare `global` and bind."""
     for symbol in table.get_symbols():
         if symbol.is_declared_global() and (symbol.is_assigned() or symbol.is_imported()):
             yield symbol.get_name()

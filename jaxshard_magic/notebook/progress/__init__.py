@@ -1,6 +1,6 @@
-"""The line that says what a long wait is for, and how far a training loop has come.
+"""Progress line: the reason of a long wait, and the progress of a training loop.
 
-What it says of a loop, `training`, is imported when a cell runs: it brings the words of the views.
+The module `training` is imported when a cell runs, as it imports the words of the views.
 """
 
 from .frontend import Draw as Draw

@@ -1,4 +1,4 @@
-"""How far a training loop has come, in words: step, loss, time from call to call, time left."""
+"""Progress of a training loop in words: step, loss, time a call, time left."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -7,20 +7,25 @@ from statistics import median
 
 from ...views.format import count_text, number_text, seconds_text
 
-EVIDENT = 0.5  # seconds from the first finished call before a cell is taken to train
-STANDS = 0.4  # seconds before the line says something newer, so that it can be read, and costs little
-REMEMBERED = 50  # marks of the way, one for each look at which a further step had finished
-PAUSE = 4  # a stretch this much slower than the usual is no step's time: an evaluation, a checkpoint
+EVIDENT = 0.5  # seconds after the first finished call, from which on a cell counts as training
+STANDS = 0.4  # seconds that a text stays: long enough to be read, and cheap
+REMEMBERED = 50  # marks, one for each check at which further calls had finished
+PAUSE = 4  # times the median: a slower stretch is an evaluation or a checkpoint, not a step
 
-Mark = tuple[float, int]  # seconds on the clock, and the calls that had finished
+Mark = tuple[float, int]  # seconds, and number of finished calls
 
 
-class Training:
-    """What the line says of a loop.
+class LoopProgress:
+    """Text of the progress line for a loop.
 
-    `finished()` gives the calls of the step that have finished and the newest loss among them, or None;
-    `total()` the calls that there will be, or None where that is not known. `sample()` is called evenly in time.
-    `resumed()` is how many calls a run before had made, where the loop goes on with that, else None.
+    Args:
+        finished: Returns the number of finished calls, and the newest loss among them or None.
+        total: Returns the expected number of calls; None if unknown.
+        sample: Called at regular intervals.
+        resumed: Returns the calls made by an earlier run that the loop continues; None without such a run.
+
+    Attributes:
+        share: Finished part of the expected calls, 0 to 1, as of the last text; None if unknown.
     """
 
     def __init__(
@@ -31,25 +36,33 @@ class Training:
         resumed: Callable[[], int | None] = lambda: None,
     ):
         self._finished, self._total, self._sample, self._resumed = finished, total, sample, resumed
-        self._began_at: int | None = None  # the step that the loop went on from
+        self._began_at: int | None = None  # calls made by the run that the loop continues
         self._began: float | None = None
         self._marks: deque[Mark] = deque(maxlen=REMEMBERED)
         self._said, self._said_at = "", 0.0
-        self.share: float | None = None  # of the calls that there will be, as `line` last said
+        self.share: float | None = None
 
     def pause(self) -> None:
-        """What happens now (another compilation) is not to count as time of the steps."""
+        """Leave the current time out of the time a call: something else runs, for example another compile."""
         self._marks.clear()
 
     def line(self, now: float, charted: bool = False) -> str:
-        """`step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`; empty while no loop is evident. Where it is
-        `charted` a chart tells what a call takes."""
+        """Return `step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`.
+
+        Args:
+            now: Current time in seconds.
+            charted: Leave out the time a call, as a chart shows it.
+
+        Returns:
+            The text; "" while there is no evidence of a loop. A text stays for at least 0.4 s.
+        """
         self._sample()
         if self._said and now - self._said_at < STANDS:
             return self._said
         step, loss = self._finished()
         if not step:
             return ""
+        # Calls skipped by a resumed run finish at once, so the time up to here says nothing about a step.
         if (resumed := self._resumed()) != self._began_at:
             self._began_at = resumed
             self.pause()
@@ -60,7 +73,7 @@ class Training:
         if step < 2 or now - self._began < EVIDENT:
             return ""
         total = self._total()
-        parts = [*_parts(step, loss, total, self._marks, charted)]
+        parts = [*_line_parts(step, loss, total, self._marks, charted)]
         if resumed is not None:
             parts.append(f"resumed at step {count_text(resumed)}")
         self._said, self._said_at = ", ".join(parts), now
@@ -68,9 +81,10 @@ class Training:
         return self._said
 
 
-def _parts(
+def _line_parts(
     step: int, loss: float | None, total: int | None, marks: Iterable[Mark], charted: bool
 ) -> Iterable[str]:
+    """Yield the parts of the text."""
     left = None if total is None or step > total else total - step
     yield f"step {count_text(step)}" if left is None else f"step {count_text(step)} of {count_text(total)}"
     if loss is not None:
@@ -79,20 +93,20 @@ def _parts(
     if stretches and not charted:
         yield f"{seconds_text(_call_time(stretches))} a call"
     if stretches and left:
-        # Pauses come again, so they count here.
+        # Evaluations and checkpoints will come again, so the time left includes them.
         seconds, steps = map(sum, zip(*stretches, strict=True))
         yield f"{duration_text(left * seconds / steps)} left"
 
 
 def _call_time(stretches: list[tuple[float, int]]) -> float:
-    """Seconds from call to call, over the `(seconds, steps)` that are not pauses."""
+    """Return the seconds a call over `(seconds, steps)` pairs, without pauses: evaluations, checkpoints."""
     usual = median(seconds / steps for seconds, steps in stretches)
     going = [(seconds, steps) for seconds, steps in stretches if seconds / steps <= PAUSE * usual]
     return sum(seconds for seconds, _ in going) / sum(steps for _, steps in going)
 
 
 def duration_text(seconds: float) -> str:
-    """A time to wait, in its two largest units: `8 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a duration in its two largest units: `8 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = max(1, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours:

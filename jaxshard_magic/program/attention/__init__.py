@@ -1,1 +1,9 @@
-"""Attention in a loss: recognised as it is written (`find`), and as one primitive (`fused`)."""
+"""Attention in a loss: recognition of hand-written softmax attention (`detection`) and one fused primitive
+(`fused_attention`).
+
+Stages of recognition, from the result backwards: `softmax` finds the exponentials and their sum, `score_path` the
+equations between softmax and the query-key product, `score_transform` reads them as a scale, masks (`masks`) and other
+changes of scores, `dimension_roles` assigns batch, groups, positions and widths. `obstacles` names the operation that
+prevents a match. `blockwise` has the arithmetic of a block of queries and keys, used over all keys at once or as a
+ring.
+"""

@@ -1,4 +1,4 @@
-"""`Attention`: what is known of an attention that a program writes out, and `Unrecognised`, why one isn't known."""
+"""Data of a recognised attention (`Attention`), and of an attempt that failed (`Unrecognised`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,61 +11,86 @@ from ..ir import Value
 
 
 @dataclass(frozen=True)
-class Span:
-    """The distances (query position - key position) at which keys are seen: from `low` to `high`, None for no bound."""
+class DistanceSpan:
+    """Range of distances (query position - key position) at which keys are visible.
+
+    Attributes:
+        low: Smallest distance; None for no bound.
+        high: Largest distance; None for no bound.
+    """
 
     low: int | None = None
     high: int | None = None
 
-    def __and__(self, other: "Span") -> "Span":
+    def __and__(self, other: "DistanceSpan") -> "DistanceSpan":
+        """Return the intersection of both ranges."""
         lows = [x for x in (self.low, other.low) if x is not None]
         highs = [x for x in (self.high, other.high) if x is not None]
-        return Span(max(lows, default=None), min(highs, default=None))
+        return DistanceSpan(max(lows, default=None), min(highs, default=None))
 
     @property
     def has_zero(self) -> bool:
-        """Whether each query sees the key at its own position."""
+        """True if each query sees the key at the query's own position."""
         return (self.low or 0) <= 0 <= (self.high or 0)
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
-    """An operand of a mask or of what else is made of scores: `source`, a value of the program or a constant, whose
-    dimensions are those of the scores that `dims` names, None for one of size 1. `truth`: whether it has truth values.
+class ExpressionLeaf:
+    """Operand of a mask or of another elementwise change of scores.
+
+    Attributes:
+        source: Value of the program, or a constant array.
+        dims: Position of each dimension of `source` among the dimensions of the scores; None for a dimension of size 1.
+        is_boolean: Whether `source` holds booleans.
     """
 
     source: Value | np.ndarray
     dims: tuple[int | None, ...]
-    truth: bool = False
+    is_boolean: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """An elementwise equation, on operands that are broadcast against each other."""
+    """Elementwise equation on operands broadcast against each other.
+
+    Attributes:
+        eqn: Equation to bind.
+        operands: Expressions, one for each operand.
+    """
 
     eqn: JaxprEqn
-    operands: tuple["Test", ...]
+    operands: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The product of queries and keys, times the scale, where something is made of it."""
+    """Placeholder for the scaled product of queries and keys inside an expression."""
 
 
-Test = Leaf | Apply | Scores  # what tells something of each query and key
+Expression = ExpressionLeaf | Apply | Scores  # a number or boolean for each (query, key) pair
 
 
 @dataclass(frozen=True, eq=False)
-class Condition:
-    """A key is seen by a query where `test` is true, or where it is false (`holds`)."""
+class MaskCondition:
+    """Condition on (query, key) pairs.
 
-    test: Test
-    holds: bool = True
+    Attributes:
+        expression: Boolean expression.
+        visible_if: Value of `expression` at which the query sees the key.
+    """
+
+    expression: Expression
+    visible_if: bool = True
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A value of the program, its dimensions in an order of their own; those left out have size 1."""
+class AttentionOperand:
+    """Value of the program with its dimensions in another order.
+
+    Attributes:
+        value: The value.
+        dims: Dimensions of `value`, in the order of use. Dimensions left out have size 1.
+    """
 
     value: Value
     dims: tuple[int, ...]
@@ -73,57 +98,68 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """`softmax(mask(change(scale * query . key))) . value`, written out in a program.
+    """Attention written out in a program: `softmax(mask(score_mod(scale * query . key))) . value`.
 
-    `equation`: by index, the product with the values. What lies between that and the product with the keys, and is read
-    by nothing else, is no longer needed where something else makes its result.
+    All equations between the two products and read by nothing else are dead once another computation makes the result.
 
-    `query` has the dimensions (batch..., groups..., position, width), `key` and `value` (batch..., position, width):
-    `batch` and `groups` say how many. The queries of a group meet the same keys. Where keys and values are repeated,
-    `key` and `value` are those before, and `repeats` is (dimension of the batch, how often).
+    A query without a visible key has the mean of all values where `fill` is finite, and NaN where `fill` is -inf.
 
-    Key positions are seen at distances in `span` where all `conditions` are met too, whose tests have the dimensions
-    (batch..., groups..., query, key). A query that sees nothing has the mean of all values where `fill`, which takes
-    the place of other scores, is finite, and nan where it is -inf. `change`: what else is made of scores, such as a cap
-    or a bias; None for nothing. Where it is more than who is seen that counts, as of a query that may see nothing under
-    two masks that are added, `exact` is true, and `change` has the masks in it as written: no key can be left out.
-
-    `factors`: what queries are multiplied by, or divided by where true; with one key.
-
-    `order`: the place among (batch..., groups..., position, width) of each dimension of the result, None for one of
-    size 1. `precision`: of both products.
+    Attributes:
+        equation_index: Index of the last equation: the product with the values, or the division after it.
+        query: Queries, (batch..., groups..., position, width). All queries of a group meet the same keys.
+        key: Keys, (batch..., position, width). Repeated keys are given as they are before the repetition.
+        value: Values, (batch..., position, width), before their repetition as well.
+        batch: Number of batch dimensions.
+        groups: Number of group dimensions.
+        scale: Factor of the scores.
+        span: Distances at which keys are visible.
+        conditions: Further conditions on visible keys; all must be met. Dimensions of their expressions: (batch...,
+            groups..., query, key).
+        fill: Number that replaces the scores of hidden keys.
+        result_order: Position among (batch..., groups..., position, width) of each dimension of the result; None for a
+            dimension of size 1.
+        precision: Precision of the query-key product and of the product with the values.
+        repeats: (batch dimension, count) where keys and values are repeated for groups of queries; else None.
+        score_mod: Expression of all other changes of scores, such as a cap or a bias; None for no change.
+        masks_in_score_mod: Whether `score_mod` has the masks in it as written, so that no key can be skipped. Needed
+            where the result depends on hidden scores, as for a query that may see nothing under two added masks.
+        query_factors: Factors of the queries, each with True for a divisor. Their key dimension has size 1.
     """
 
-    equation: int
-    query: Operand
-    key: Operand
-    value: Operand
+    equation_index: int
+    query: AttentionOperand
+    key: AttentionOperand
+    value: AttentionOperand
     batch: int
     groups: int
     scale: float
-    span: Span
-    conditions: tuple[Condition, ...]
+    span: DistanceSpan
+    conditions: tuple[MaskCondition, ...]
     fill: float
-    order: tuple[int | None, ...]
+    result_order: tuple[int | None, ...]
     precision: tuple[Any, Any]
     repeats: tuple[int, int] | None = None
-    change: Test | None = None
-    exact: bool = False
-    factors: tuple[tuple[Test, bool], ...] = ()
+    score_mod: Expression | None = None
+    masks_in_score_mod: bool = False
+    query_factors: tuple[tuple[Expression, bool], ...] = ()
 
     @property
-    def left_out(self) -> tuple[Span, tuple[Condition, ...]]:
-        """The distances and the conditions that keys are left out by."""
-        return (Span(), ()) if self.exact else (self.span, self.conditions)
+    def visibility(self) -> tuple[DistanceSpan, tuple[MaskCondition, ...]]:
+        """Distances and conditions by which keys can be skipped; unrestricted where masks are part of `score_mod`."""
+        return (DistanceSpan(), ()) if self.masks_in_score_mod else (self.span, self.conditions)
 
 
 @dataclass(frozen=True)
 class Unrecognised:
-    """An attention that `operation` makes another computation of. `line`: the user's line that it stands in, None where
-    none is known."""
+    """Attention that one operation turns into another computation.
+
+    Attributes:
+        operation: Name of that operation.
+        line: Source line in the user's code; None where unknown.
+    """
 
     operation: str
     line: str | None
 
 
-Found = Sequence[Attention | Unrecognised]
+DetectionResults = Sequence[Attention | Unrecognised]

@@ -1,1 +1,1 @@
-"""Which dimensions are the batch, how values follow it, and a step run on microbatches or on added rows: README.md."""
+"""Batch detection, labels for values that follow the batch, microbatches and padding: see README.md."""

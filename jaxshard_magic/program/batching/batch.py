@@ -1,12 +1,12 @@
-"""The batch of a step: which dimension of which input, by evidence.
+"""Batch detection: the input dimensions that are the batch, by evidence in one trace.
 
-Dimension classes that no parameter has are free. Candidates are the free classes of data leaves that most of the
-products with weights carry (their cover). A class that is summed, sliced or paired with itself while another free class
-of the data lives on is mixed: positions, pixels or channels inside of an example. Where one candidate alone is never
-mixed, or none outlives it, it is the batch. Else Shardy is asked what dividing each would send (`shardy`): the batch
-is the one that no stored input comes to carry and that sends the fewest bytes that are no sums, since any sends sums of
-gradients. Rows that the data joins to each other, as edges do the nodes of a graph, are divided like examples and are
-none (`joins`).
+Dimension classes without a dimension of a parameter are free. Candidates are free classes of data leaves that most
+products with weights carry (their coverage). A class that is summed, sliced or paired with itself while another free
+class of the data lives on is mixed: positions, pixels or channels inside of an example. The batch is the only candidate
+that is never mixed, or that none outlives. Else Shardy estimates the traffic of dividing each (`shardy`): the batch is
+the candidate that no stored input comes to carry and with the fewest bytes besides sums, since any sends sums of
+gradients. Rows joined to each other by the data, as a graph's edges join its nodes, are divided like examples and are
+none (`graph_joins`).
 """
 
 from collections import Counter, defaultdict
@@ -18,242 +18,300 @@ from ..dimensions import Dimensions
 from ..ir import Equation
 from ..primitives import scan_counts
 from ..primitives.primitive import Kind
-from ..primitives.sharding_rules import along, reduced
-from ..roles import PARAMS, Roles
-from ..shardy import Division, Partitioner
-from .joins import find_joins
+from ..primitives.sharding_rules import axis_dims, reduced_dims
+from ..roles import PARAMS, InputRoles
+from ..shardy import ShardyDivision, ShardyPartitioner
+from .graph_joins import find_joins
 
-_ENOUGH = 0.05  # of the products: less says nothing about a batch
-_RIVAL = 0.5  # of the best cover: what is also looked at
-_ASKED = 6  # candidates that Shardy is asked about, at most: each takes up to a second of a large step
-_CLOSE = 1.25  # times the fewest bytes that are moved: another dimension would do nearly as well
+_MIN_COVERAGE = 0.05  # fraction of the products; less says nothing about a batch
+_RIVAL_COVERAGE = 0.5  # fraction of the best coverage from which other candidates are considered too
+_MAX_SHARDY_CANDIDATES = 6  # Shardy takes up to a second for each in a large step
+_AMBIGUITY_FACTOR = 1.25  # times the fewest bytes; another candidate within it makes the choice ambiguous
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`classes`: the dimension classes that are the batch. `dims[i]`: the batch dimensions of input i, data or a random
-    key for each example.
+    """Batch of a step. A wrong choice changes no numbers, only the traffic.
 
-    `clear` is False where another dimension would do nearly as well: a wrong choice changes no numbers, only
-    what moves. `size` is the number of examples, None where no batch was found and where its rows are none by
-    themselves: `joined` is then the equation, by its index, that first looks them up in each other.
+    Attributes:
+        classes: Dimension classes of the batch.
+        input_dims: Batch dimensions of each input that has some: data, or a random key for each example.
+        unambiguous: False if another dimension would send at most a quarter more, or if Shardy can't tell.
+        size: Number of examples; None without a batch, and for rows that are no examples on their own.
+        joining_equation: Index of the first equation that looks rows up in each other; None if they are examples.
     """
 
     classes: frozenset[int]
-    dims: Mapping[int, tuple[int, ...]]
-    clear: bool
+    input_dims: Mapping[int, tuple[int, ...]]
+    unambiguous: bool
     size: int | None
-    joined: int | None = None
+    joining_equation: int | None = None
 
 
 @dataclass(frozen=True)
-class _Choice:
-    cover: float
-    looped: bool  # a loop steps over it, or `associative_scan`, which halves it again and again: time, or an epoch
-    inner: int  # equations that mix it, or a part of it, while another free class lives on
-    leaves: int
+class _Candidate:
+    """Evidence for one dimension class as the batch.
+
+    Attributes:
+        coverage: Fraction of the numbers computed by products with weights that have the class.
+        looped: A loop steps over it, or `associative_scan` halves it repeatedly: time, or an epoch.
+        mixing_count: Number of equations that mix it, or a part of it, while another free class lives on.
+        leaf_count: Number of data leaf dimensions in the class.
+        first_dim: Smallest position of the class in a data leaf.
+        dim_class: The class.
+        classes: The class and all classes that concatenation, slicing or microbatching make of it.
+    """
+
+    coverage: float
+    looped: bool
+    mixing_count: int
+    leaf_count: int
     first_dim: int
-    cls: int
-    reach: frozenset[int]
+    dim_class: int
+    classes: frozenset[int]
 
     @property
     def rank(self) -> tuple[bool, int, int, float, int]:
-        return self.looped, self.inner, -self.leaves, -self.cover, self.first_dim
+        return self.looped, self.mixing_count, -self.leaf_count, -self.coverage, self.first_dim
 
     @property
-    def mixed(self) -> bool:
-        return self.looped or self.inner > 0
+    def is_mixed(self) -> bool:
+        return self.looped or self.mixing_count > 0
 
 
-def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
-    """The batch of a step; `given` names dimensions of inputs that the user says are the batch."""
+def find_batch(dims: Dimensions, roles: InputRoles, user_dims: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
+    """Find the batch of a step.
+
+    Args:
+        dims: Dimension classes of the step.
+        roles: Role of each input.
+        user_dims: Batch dimensions set by the user, by input.
+    """
     evidence = _Evidence(dims, roles)
-    if given:
-        named = {dims.of(dims.program.inputs[i])[d] for i, ds in given.items() for d in ds}
-        classes = frozenset().union(*(evidence.reach(c) for c in named))
-        clear, first = True, next(iter(named))
+    if user_dims:
+        user_classes = {dims.classes_of(dims.program.inputs[i])[d] for i, ds in user_dims.items() for d in ds}
+        classes = frozenset().union(*(evidence.derived_classes(c) for c in user_classes))
+        unambiguous, first_class = True, next(iter(user_classes))
     else:
-        classes, clear, first = evidence.choose()
-    joined, beside = find_joins(dims, roles, classes)
-    if joined is not None:
-        classes = classes.union(*(evidence.reach(c) for c in beside if c in evidence.leaves))
+        classes, unambiguous, first_class = evidence.choose()
+    joining_equation, index_classes = find_joins(dims, roles, classes)
+    if joining_equation is not None:
+        classes = classes.union(*(evidence.derived_classes(c) for c in index_classes if c in evidence.leaf_dims))
     batch_dims = {}
-    for i in sorted({*roles.data, *roles.keys, *(given or ())}):
-        batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
-        if batchy:
-            batch_dims[i] = batchy
-    if first is None or joined is not None:
-        return Batch(classes, batch_dims, clear, None, joined)
+    for i in sorted({*roles.data, *roles.random_keys, *(user_dims or ())}):
+        batch_positions = tuple(
+            d for d, c in enumerate(dims.nontrivial_classes(dims.program.inputs[i])) if c in classes
+        )
+        if batch_positions:
+            batch_dims[i] = batch_positions
+    if first_class is None or joining_equation is not None:
+        return Batch(classes, batch_dims, unambiguous, None, joining_equation)
     shapes = ((dims.program.shapes[dims.program.inputs[i]], along) for i, along in batch_dims.items())
-    # Not the largest there is of the class: tokens of all examples are one dimension where a step puts them in one row.
+    # Not `dims.largest`: where a step merges examples and positions, that would count all tokens as examples.
     rows = [prod(shape[d] for d in along) for shape, along in shapes]
-    return Batch(classes, batch_dims, clear, min(rows, default=dims.largest[first]), None)
+    return Batch(classes, batch_dims, unambiguous, min(rows, default=dims.largest[first_class]), None)
 
 
 class _Evidence:
-    def __init__(self, dims: Dimensions, roles: Roles):
+    """Evidence for the batch, collected from all equations of a step.
+
+    Args:
+        dims: Dimension classes of the step.
+        roles: Role of each input.
+    """
+
+    def __init__(self, dims: Dimensions, roles: InputRoles):
         self.dims = dims
         inputs = dims.program.inputs
-        self.bound = {c for i, v in enumerate(inputs) if roles.of[i] == PARAMS for c in dims.of(v)}
-        self.leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self.stored = frozenset(roles.stored) - roles.data
-        for i in sorted(roles.data or roles.keys):  # a training mapped over keys has no other data
-            classes = dims.big(inputs[i])
+        self.param_classes = {
+            c for i, v in enumerate(inputs) if roles.by_input[i] == PARAMS for c in dims.classes_of(v)
+        }
+        self.leaf_dims: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.stored_inputs = frozenset(roles.storage_order) - roles.data
+        for i in sorted(roles.data or roles.random_keys):  # training mapped over random keys has no other data
+            classes = dims.nontrivial_classes(inputs[i])
             if roles.is_raw_key(dims.program, i):
+                # The last dimension of a raw key holds the words of one key.
                 classes = classes[:-1]
             for d, c in enumerate(classes):
-                if c is not None and c not in self.bound:
-                    self.leaves[c].append((i, d))
-        self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
-        self.inner: Counter[int] = Counter()
-        # Free classes that live on where a class ends.
-        self.outlived: dict[int, set[int | None]] = defaultdict(set)
+                if c is not None and c not in self.param_classes:
+                    self.leaf_dims[c].append((i, d))
+        self.data_classes = frozenset[int]().union(*(self.derived_classes(c) for c in self.leaf_dims))
+        self.mixing_counts: Counter[int] = Counter()
+        # Free classes in the results of equations that end a class.
+        self.outlived_by: dict[int, set[int | None]] = defaultdict(set)
         self.products: list[tuple[int, frozenset[int]]] = []
-        self._strided: list[
-            tuple[int | None, int | None]
-        ] = []  # a class, and that of every second of its places
+        self._strided: list[tuple[int | None, int | None]] = []  # a class, and that of its every second element
         for e in dims.program.equations:
-            self._look(e)
+            self._record_equation(e)
+        # `associative_scan` halves a dimension again and again: the class of a half is halved as well.
         halved = {c for c, _ in self._strided}
-        self._looped = dims.looped | {c for c, half in self._strided if half in halved}
+        self._looped = dims.scanned | {c for c, half in self._strided if half in halved}
 
-    def free(self, c: int | None) -> bool:
-        return c is not None and c not in self.bound
+    def is_free(self, c: int | None) -> bool:
+        return c is not None and c not in self.param_classes
 
-    def _look(self, e: Equation) -> None:
-        ins, outs = [self.dims.big(v) for v in e.ins], [self.dims.big(v) for v in e.outs]
+    def _record_equation(self, e: Equation) -> None:
+        ins, outs = (
+            [self.dims.nontrivial_classes(v) for v in e.operands],
+            [self.dims.nontrivial_classes(v) for v in e.results],
+        )
         if e.is_scan:
             consts, carried = scan_counts(e.params)
-            self._count(c for k in ins[consts + carried :] for c in k[:1])
-        if e.doors:
+            self._count_mixing(c for k in ins[consts + carried :] for c in k[:1])
+        if e.bodies:
             return
-        if e.primitive.cuts and (strides := e.params.get("strides")):
+        if e.primitive.resizes_dims and (strides := e.params.get("strides")):
             self._strided += [(ins[0][d], outs[0][d]) for d, n in enumerate(strides) if n > 1 and ins[0]]
         for k in ins + outs:
-            self._count(c for c, n in Counter(k).items() if n > 1 and self.free(c))
-        ends = _ends(e, ins, outs)
-        living = {c for k in outs for c in k if self.free(c)}
-        if e.primitive.kind is Kind.RUNNING:
-            living -= ends
-        if living & self.given:  # places that the step made, as an expert's for tokens, are no examples
-            ended = [c for c in ends if self.free(c)]
-            self._count(c for c in ended if c not in living)
-            for c in ended:
-                self.outlived[c] |= living - {c}
-        if e.primitive.product:
-            self._product(e, ins, outs)
+            self._count_mixing(c for c, n in Counter(k).items() if n > 1 and self.is_free(c))
+        ends = _ended_classes(e, ins, outs)
+        live_classes = {c for k in outs for c in k if self.is_free(c)}
+        if e.primitive.kind is Kind.CUMULATIVE:
+            # A running reduction mixes a dimension that its result still has.
+            live_classes -= ends
+        # A class counts as mixed only while another class of the data lives on. Dimensions that the step makes, such as
+        # an expert's slots for tokens, hold no examples.
+        if live_classes & self.data_classes:
+            free_ends = [c for c in ends if self.is_free(c)]
+            self._count_mixing(c for c in free_ends if c not in live_classes)
+            for c in free_ends:
+                self.outlived_by[c] |= live_classes - {c}
+        if e.primitive.is_product:
+            self._record_product(e, ins, outs)
 
-    def _count(self, classes: Iterable[int | None]) -> None:
-        self.inner.update(c for c in classes if c is not None)
+    def _count_mixing(self, classes: Iterable[int | None]) -> None:
+        self.mixing_counts.update(c for c in classes if c is not None)
 
-    def _product(self, e: Equation, ins: list, outs: list) -> None:
-        frees = [{c for c in k if self.free(c)} for k in (*ins[:2], outs[0])]
+    def _record_product(self, e: Equation, ins: list, outs: list) -> None:
+        frees = [{c for c in k if self.is_free(c)} for k in (*ins[:2], outs[0])]
         if all(frees):
-            return  # two activations: no weight in it
-        size = prod(self.dims.program.shapes[e.outs[0]])
-        self.products.append((e.trips * size, frozenset().union(*frees)))
+            return  # both operands are activations: no weight
+        size = prod(self.dims.program.shapes[e.results[0]])
+        self.products.append((e.trip_count * size, frozenset().union(*frees)))
 
-    def reach(self, c: int) -> frozenset[int]:
-        """`c` and what concatenating, slicing or microbatching makes of it."""
-        return self.dims.reach(c, self.free)
+    def derived_classes(self, c: int) -> frozenset[int]:
+        """Return `c` and all classes that concatenation, slicing or microbatching make of it."""
+        return self.dims.related_classes(c, self.is_free)
 
     def choose(self) -> tuple[frozenset[int], bool, int | None]:
+        """Return the batch classes, whether the choice is unambiguous, and the first class chosen."""
         batch: set[int] = set()
         first: int | None = None
-        clear, todo = True, list(self.products)
-        total = sum(w for w, _ in todo) or 1
-        while todo:
-            names = self.leaves if first is None else {c for _, k in todo for c in k}
+        unambiguous, remaining = True, list(self.products)
+        total = sum(w for w, _ in remaining) or 1
+        while remaining:
+            candidates = self.leaf_dims if first is None else {c for _, k in remaining for c in k}
             size = self.dims.largest[first] if first is not None else 0
-            choices = [self._weigh(c, todo, total) for c in names if self._fits(c, size)]
-            top = max((x.cover for x in choices), default=0)
-            if top < _ENOUGH:
-                batch |= self._beside(batch, choices) if first is not None else set()
+            choices = [self._candidate(c, remaining, total) for c in candidates if self._has_fitting_size(c, size)]
+            best_coverage = max((x.coverage for x in choices), default=0)
+            if best_coverage < _MIN_COVERAGE:
+                batch |= self._uncovered_classes(batch, choices) if first is not None else set()
                 break
-            good = sorted((x for x in choices if x.cover >= _RIVAL * top), key=lambda x: x.rank)
-            best = good[0]
+            ranked = sorted((x for x in choices if x.coverage >= _RIVAL_COVERAGE * best_coverage), key=lambda x: x.rank)
+            best = ranked[0]
             if first is None:
-                best, clear = self._best(good)
-                first = best.cls
-            batch |= best.reach
-            todo = [(w, k) for w, k in todo if not k & best.reach]
-        if first is None and self.leaves and not self.products:
-            return self._without_products()
-        return frozenset(batch), clear, first
+                best, unambiguous = self._select(ranked)
+                first = best.dim_class
+            batch |= best.classes
+            remaining = [(w, k) for w, k in remaining if not k & best.classes]
+        if first is None and self.leaf_dims and not self.products:
+            return self._choose_without_products()
+        return frozenset(batch), unambiguous, first
 
-    def _beside(self, batch: set[int], choices: list[_Choice]) -> set[int]:
-        """Classes of little cover that stand alone in data leaves without a batch: labels of whole graphs."""
-        batchy = {i for c in batch for i, _ in self.leaves.get(c, ())}
+    def _uncovered_classes(self, batch: set[int], choices: list[_Candidate]) -> set[int]:
+        """Return classes of little coverage that are alone in data leaves without a batch: labels of whole graphs."""
+        batchy = {i for c in batch for i, _ in self.leaf_dims.get(c, ())}
         alone = [
-            x for x in choices if x.cover and x.leaves and not batchy & {i for i, _ in self.leaves[x.cls]}
+            x
+            for x in choices
+            if x.coverage and x.leaf_count and not batchy & {i for i, _ in self.leaf_dims[x.dim_class]}
         ]
-        return {c for x in alone for c in x.reach}
+        return {c for x in alone for c in x.classes}
 
-    def _without_products(self) -> tuple[frozenset[int], bool, int | None]:
-        """The batch where no product has a trained weight: a prediction, a training mapped over keys."""
-        choices = sorted((self._weigh(c, [], 1) for c in self.leaves), key=lambda x: x.rank)
-        best, clear = self._best(choices)
-        return best.reach, clear, best.cls
+    def _choose_without_products(self) -> tuple[frozenset[int], bool, int | None]:
+        """Choose a batch where no product has a trained weight: a prediction, or a training mapped over keys."""
+        choices = sorted((self._candidate(c, [], 1) for c in self.leaf_dims), key=lambda x: x.rank)
+        best, clear = self._select(choices)
+        return best.classes, clear, best.dim_class
 
-    def _best(self, good: list[_Choice]) -> tuple[_Choice, bool]:
-        """The batch among choices of like cover, best rank first, and whether that is clear."""
-        apart = [x for x in good if not x.mixed] or good
-        if len(apart) > 1:
-            apart = [x for x in good if not x.looped and not any(self._is_inside(x, y) for y in good)] or good
-        return (apart[0], True) if len(apart) == 1 else self._asked(apart)
+    def _select(self, ranked: list[_Candidate]) -> tuple[_Candidate, bool]:
+        """Return the batch among choices of similar coverage, and whether it is unambiguous.
 
-    def _is_inside(self, x: _Choice, y: _Choice) -> bool:
-        """Return whether `x` ends where `y` lives on, and `y` never where `x` does: positions of examples."""
+        Args:
+            ranked: The choices, best rank first.
+        """
+        unmixed = [x for x in ranked if not x.is_mixed] or ranked
+        if len(unmixed) > 1:
+            unmixed = [
+                x for x in ranked if not x.looped and not any(self._is_within_example(x, y) for y in ranked)
+            ] or ranked
+        return (unmixed[0], True) if len(unmixed) == 1 else self._select_by_traffic(unmixed)
 
-        def outlives(a: _Choice, b: _Choice) -> bool:
-            return any(self.outlived[c] & a.reach for c in b.reach)
+    def _is_within_example(self, x: _Candidate, y: _Candidate) -> bool:
+        """Return whether `x` ends where `y` lives on, and `y` never where `x` does: `x` are positions inside of
+        examples."""
+
+        def outlives(a: _Candidate, b: _Candidate) -> bool:
+            return any(self.outlived_by[c] & a.classes for c in b.classes)
 
         return not y.looped and outlives(y, x) and not outlives(x, y)
 
-    def _asked(self, choices: list[_Choice]) -> tuple[_Choice, bool]:
-        """The choice whose division moves the fewest bytes and that no stored input comes to carry, and whether all
-        others would send clearly more; the first one, unclear, where Shardy can't tell."""
-        if self.dims.most_devices == 1:
+    def _select_by_traffic(self, choices: list[_Candidate]) -> tuple[_Candidate, bool]:
+        """Return the choice that moves the fewest bytes when divided, and whether all others would send clearly more.
+
+        Choices that a stored input comes to carry are left out. The first choice, ambiguous, if Shardy can't tell.
+        """
+        # One device sends nothing, whatever the batch is.
+        if self.dims.max_axis_size == 1:
             return choices[0], True
-        partitioner = Partitioner.of(self.dims.program)
+        partitioner = ShardyPartitioner.for_program(self.dims.program)
         if partitioner is None:
             return choices[0], False
-        judged = list[tuple[_Choice, Division]]()
-        for x in choices[:_ASKED]:
-            dims = {i: d for c in x.reach for i, d in reversed(self.leaves.get(c, ()))}
-            division = partitioner.divided(dims, self.dims.most_devices)
-            if division is not None and not division.carriers & self.stored:
-                judged.append((x, division))
-        if not judged:
+        divisions = list[tuple[_Candidate, ShardyDivision]]()
+        for x in choices[:_MAX_SHARDY_CANDIDATES]:
+            dims = {i: d for c in x.classes for i, d in reversed(self.leaf_dims.get(c, ()))}
+            division = partitioner.divide(dims, self.dims.max_axis_size)
+            if division is not None and not division.divided_inputs & self.stored_inputs:
+                divisions.append((x, division))
+        if not divisions:
             return choices[0], False
-        best, least = min(judged, key=lambda pair: (pair[1].moved, pair[1].sent))  # the first of equals
-        rivals = [other for x, other in judged if not x.reach & best.reach]
-        close = (x.moved <= _CLOSE * least.moved and x.sent <= _CLOSE * least.sent for x in rivals)
-        return best, not any(close)
+        # Any choice sends sums of gradients, so the other bytes are compared first.
+        best, least = min(
+            divisions, key=lambda pair: (pair[1].bytes_without_sums, pair[1].total_bytes)
+        )  # `min` returns the first of equals, which has the best rank
+        rivals = [other for x, other in divisions if not x.classes & best.classes]
+        similar = (
+            x.bytes_without_sums <= _AMBIGUITY_FACTOR * least.bytes_without_sums
+            and x.total_bytes <= _AMBIGUITY_FACTOR * least.total_bytes
+            for x in rivals
+        )
+        return best, not any(similar)
 
-    def _fits(self, c: int, size: int) -> bool:
+    def _has_fitting_size(self, c: int, size: int) -> bool:
+        """Return whether a class has a size that `size` divides, or that divides `size`; a size of 0 fits any."""
         mine = self.dims.largest[c]
         return not size or mine % size == 0 or size % mine == 0
 
-    def _weigh(self, c: int, todo: list, total: int) -> _Choice:
-        reach = self.reach(c)
+    def _candidate(self, c: int, todo: list, total: int) -> _Candidate:
+        reach = self.derived_classes(c)
         cover = sum(w for w, k in todo if k & reach) / total
-        inner = sum(self.inner[x] for x in reach)
-        leaves = self.leaves.get(c, [])
+        inner = sum(self.mixing_counts[x] for x in reach)
+        leaves = self.leaf_dims.get(c, [])
         looped = bool(reach & self._looped)
-        return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
+        return _Candidate(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
 
 
-def _ends(e: Equation, ins: list, outs: list) -> set:
-    """Classes that this equation sums, runs over, contracts, slices or looks at through a window."""
+def _ended_classes(e: Equation, ins: list, outs: list) -> set:
+    """Return classes that an equation sums, runs over, contracts, slices or sees through a window."""
     if (c := e.contraction) is not None:
         summed = {ins[0][d] for d, *_ in (*c.contracted, *c.windowed) if ins[0]}
         return summed | {outs[0][d] for _, _, d in c.windowed}
     if e.primitive.kind is Kind.REDUCTION:
-        return {ins[0][d] for d in reduced(e.params) if ins[0]}
-    if e.primitive.kind is Kind.RUNNING:
-        return {ins[0][d] for d in along(e.params, len(ins[0]))}
-    if e.primitive.along or e.primitive.cuts:
+        return {ins[0][d] for d in reduced_dims(e.params) if ins[0]}
+    if e.primitive.kind is Kind.CUMULATIVE:
+        return {ins[0][d] for d in axis_dims(e.params, len(ins[0]))}
+    if e.primitive.has_axis or e.primitive.resizes_dims:
         pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
         return {k[d] for k, d in pairs if outs[0][d] != k[d]}
     return set()

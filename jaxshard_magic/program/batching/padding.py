@@ -1,4 +1,8 @@
-"""A step run on a batch with rows added to it, with the numbers of the real rows alone."""
+"""Steps run on batches with added rows, with the numbers of the real rows alone.
+
+Padding needs no labels: it compares the shapes of two traces. Reductions see the neutral element of their primitive in
+added rows, so that a new reduction needs a neutral element in its row of the primitive table.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,136 +14,162 @@ from jax import lax
 
 from ...errors import ShardError
 from ..emit import Emitter
-from ..ir import Equation, Program, Scope, Value
+from ..ir import Equation, Program, SubJaxpr, Value
 from ..primitives import bind, is_literal, shape_of
 from ..primitives.contractions import Contraction
 from ..primitives.primitive import Kind
-from ..primitives.sharding_rules import along
-from .follow import told
-from .indexing import windowed
+from ..primitives.sharding_rules import axis_dims
+from .followed_program import describe_equation
+from .indexing import window_dims
 
 
-class Padded(Emitter):
-    """Runs `large`, a step traced with rows added to its batch, as `small`, the same step on the real rows, computes.
+class PaddedEmitter(Emitter):
+    """Run a step traced with added rows, with the numbers of the same step traced on the real rows.
 
-    The real rows come first. What sums over rows sees zeros in the added ones, what takes the largest or the smallest
-    the least or the most; numbers that depend on how many rows there are, such as the divisor of a mean, are those of
-    `small`, and so are random draws. Rows added are rubbish in what has a row for each example: they are to be cut off.
-    `part`: the step traced with yet another number of rows, to be run in the place of `large`.
+    The real rows come first. Sums over rows see zeros in the added rows, maxima and minima the least or the greatest
+    number. Numbers that depend on the number of rows, such as the divisor of a mean, are those of `small`, and so are
+    random draws. Added rows hold arbitrary numbers in results with a row for each example: cut them off.
 
-    Raises ShardError where a step mixes rows otherwise (a sort, a product of examples with each other).
+    Args:
+        small: The step traced on the real rows.
+        large: The same step traced with added rows.
+        part: The same step traced with yet another number of rows, to run instead of `large`.
+
+    Raises:
+        ShardError: The step differs between the row counts, or mixes rows otherwise (a sort, a product of examples with
+            each other).
     """
 
     def __init__(self, small: Program, large: Program, part: Program | None = None):
         super().__init__(large if part is None else part)
         self._small, self._large = small, large
-        names = [[(e.name, e.ins, e.outs) for e in p.equations] for p in (small, large, self.program)]
+        names = [[(e.name, e.operands, e.results) for e in p.equations] for p in (small, large, self.program)]
         if names[0] != names[1] or names[0] != names[2]:
             raise ShardError(
                 "--pad: the step is another program for more examples; it must not decide in Python by how many there "
                 "are, nor loop over them"
             )
-        self._twins = dict(zip(self.program.scopes(), small.scopes(), strict=True))
+        self._twins = dict(zip(self.program.sub_jaxprs(), small.sub_jaxprs(), strict=True))
         for e, f in zip(small.equations, large.equations, strict=True):
-            if self.mixes(e, f):
+            if self.mixes_rows(e, f):
                 raise ShardError(
-                    f"--pad: {told(large, f.index)} works on several examples at once, so that rows can't be added to "
+                    f"--pad: {describe_equation(large, f.index)} works on several examples at once, so "
+                    "that rows can't be added to "
                     "the batch; drop the last, uneven batch, or take a mesh that divides it"
                 )
 
-    def run(self, scope: Scope, args: Any) -> list:
+    def run(self, scope: SubJaxpr, args: Any) -> list:
         small = self._twins[scope]
+        # Constants and literals are those of `small`: some depend on the number of rows, as the divisor of a mean.
         consts = zip(small.consts, scope.const_values, strict=True)
-        outs = super().run(replace(scope, consts=tuple(self.as_rows(x, v) for x, v in consts)), args)
+        outs = super().run(replace(scope, consts=tuple(self.pad_value(x, v) for x, v in consts)), args)
         pairs = zip(outs, small.jaxpr.outvars, strict=True)
         return [v.val if is_literal(v) else x for x, v in pairs]
 
-    def equation(self, e: Equation, values: list) -> list:
+    def run_equation(self, e: Equation, values: list) -> list:
         small = self._small.equations[e.index]
-        pairs = zip(values, small.eqn.invars, strict=True)
+        pairs = zip(values, small.jaxpr_eqn.invars, strict=True)
         values = [v.val if is_literal(v) else x for x, v in pairs]
-        if e.doors or not self.grown(e):
-            return super().equation(e, values)
-        if e.primitive.counted:
-            return self.drawn(e, small, values)
-        backwards = e.primitive.kind is Kind.RUNNING and e.params.get(
-            "reverse"
-        )  # a row depends on those after it
-        sets_rows = _sets_rows(e, self.dims)
-        if e.primitive.fill is not None and (backwards or self.loses_rows(e) or sets_rows):
-            values = [self._filled(x, v, e.primitive.fill) for x, v in zip(values, e.ins, strict=True)]
-        elif sets_rows:  # at no place
-            values[1] = self._filled(values[1], e.ins[1], lambda dtype: jnp.iinfo(dtype).max)
-        return super().equation(e, values)
+        if e.bodies or not self.has_padding(e):
+            return super().run_equation(e, values)
+        # The first numbers of a larger draw are other numbers.
+        if e.primitive.size_dependent_draw:
+            return self.draw_results(e, small, values)
+        # In reverse, a real row depends on the added rows after it.
+        backwards = e.primitive.kind is Kind.CUMULATIVE and e.params.get("reverse")
+        scatters_padding = _scatters_padding(e, self.padded_dims)
+        if e.primitive.identity is not None and (backwards or self.loses_rows(e) or scatters_padding):
+            values = [self._fill_padding(x, v, e.primitive.identity) for x, v in zip(values, e.operands, strict=True)]
+        elif scatters_padding:  # an index out of bounds, which the scatter drops
+            values[1] = self._fill_padding(values[1], e.operands[1], lambda dtype: jnp.iinfo(dtype).max)
+        return super().run_equation(e, values)
 
-    def dims(self, v: Value | None) -> list[int]:
-        """The dimensions of a value that have rows added."""
+    def padded_dims(self, v: Value | None) -> list[int]:
+        """Return the dimensions of `v` that have added rows."""
         if v is None:
             return []
         a, b = self._small.shapes[v], self._large.shapes[v]
         return [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
 
-    def grown(self, e: Equation) -> bool:
-        """Have operands or results rows added?"""
-        return any(self.dims(v) for v in (*e.ins, *e.outs))
+    def has_padding(self, e: Equation) -> bool:
+        """Return whether an operand or result has added rows."""
+        return any(self.padded_dims(v) for v in (*e.operands, *e.results))
 
     def loses_rows(self, e: Equation) -> bool:
-        """Do operands have rows that the results have no more?"""
-        return any(self.dims(v) for v in e.ins) and not all(self.dims(v) for v in e.outs)
+        """Return whether operands have added rows that a result lacks."""
+        return any(self.padded_dims(v) for v in e.operands) and not all(self.padded_dims(v) for v in e.results)
 
-    def numbers(self, size: int) -> Any:
-        """The numbers of the rows of a dimension of `size`, int32[size]; those of real rows are below the real size."""
+    def row_numbers(self, size: int) -> Any:
+        """Return the row numbers of a dimension, int32[size]; numbers of real rows are below the real size."""
         return lax.iota(jnp.int32, size)
 
-    def drawn(self, e: Equation, small: Equation, values: list) -> list:
-        """The results of a random draw: those of the real rows' draw."""
-        real = [self._real(x, v) for x, v in zip(values, e.ins, strict=True)]
-        return [self.as_rows(x, v) for x, v in zip(bind(small.eqn, real), e.outs, strict=True)]
+    def draw_results(self, e: Equation, small: Equation, values: list) -> list:
+        """Return the results of a random draw: those of a draw for the real rows.
 
-    def as_rows(self, x: Any, v: Value) -> Any:
-        """`x`, the value `v` of the real rows, for the rows that the program runs on: copies of the last one in the
-        place of those added."""
-        for d in self.dims(v):
-            x = jnp.take(jnp.asarray(x), self.numbers(self.program.shapes[v][d]), axis=d, mode="clip")
+        Args:
+            e: The equation with added rows.
+            small: The same equation on the real rows.
+            values: Its operands.
+        """
+        real = [self._real_rows(x, v) for x, v in zip(values, e.operands, strict=True)]
+        return [self.pad_value(x, v) for x, v in zip(bind(small.jaxpr_eqn, real), e.results, strict=True)]
+
+    def pad_value(self, x: Any, v: Value) -> Any:
+        """Return `x`, the value `v` of the real rows, with copies of the last row in place of added ones."""
+        for d in self.padded_dims(v):
+            # Mode "clip" repeats the last row. Copies of a real row keep derivatives finite.
+            x = jnp.take(jnp.asarray(x), self.row_numbers(self.program.shapes[v][d]), axis=d, mode="clip")
         return x
 
-    def _real(self, x: Any, v: Value | None) -> Any:
-        """The real rows of `x`, the value `v` of the rows that the program runs on."""
-        for d in self.dims(v):
+    def _real_rows(self, x: Any, v: Value | None) -> Any:
+        """Return the real rows of `x`, the value `v` with added rows."""
+        for d in self.padded_dims(v):
             assert v is not None
             x = jnp.take(x, lax.iota(jnp.int32, self._small.shapes[v][d]), axis=d, mode="clip")
         return x
 
-    def _filled(self, x: Any, v: Value | None, fill: Any) -> Any:
-        for d in self.dims(v):
+    def _fill_padding(self, x: Any, v: Value | None, fill: Any) -> Any:
+        """Return `x` with the number `fill(dtype)` in the added rows."""
+        for d in self.padded_dims(v):
             assert v is not None
-            real = self.numbers(x.shape[d]) < self._small.shapes[v][d]
+            real = self.row_numbers(x.shape[d]) < self._small.shapes[v][d]
             x = jnp.where(lax.broadcast_in_dim(real, x.shape, (d,)), x, fill(x.dtype))
         return x
 
-    def mixes(self, small: Equation, large: Equation) -> bool:
-        """Does an equation mix rows so that those added can't be kept out?"""
-        wrong = any(len(self.dims(v)) > 1 for v in (*large.ins, *large.outs))
-        if not large.doors and self.grown(large):
-            lost = self.loses_rows(large)
-            sets_rows = _sets_rows(large, self.dims)
-            left_out = sets_rows and large.params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
-            wrong |= (lost or sets_rows) and large.primitive.fill is None and not left_out
-            wrong |= _touches(small, large, self.dims)
+    def mixes_rows(self, small: Equation, large: Equation) -> bool:
+        """Return whether an equation mixes rows so that added rows can't be kept out of the real results.
+
+        Args:
+            small: The equation on the real rows.
+            large: The same equation with added rows.
+        """
+        is_mixing = any(len(self.padded_dims(v)) > 1 for v in (*large.operands, *large.results))
+        if not large.bodies and self.has_padding(large):
+            drops_rows = self.loses_rows(large)
+            scatters_padding = _scatters_padding(large, self.padded_dims)
+            drops_updates = scatters_padding and large.params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
+            is_mixing |= (drops_rows or scatters_padding) and large.primitive.identity is None and not drops_updates
+            is_mixing |= _moves_padding(small, large, self.padded_dims)
             if (c := large.contraction) is not None:
-                wrong |= (
-                    not lost
-                    and all(self.dims(v) for v in large.ins[:2])
-                    and not _batched(large, c, self.dims)
+                is_mixing |= (
+                    not drops_rows
+                    and all(self.padded_dims(v) for v in large.operands[:2])
+                    and not _is_batch_product(large, c, self.padded_dims)
                 )
-                wrong |= c.ragged in self.dims(large.ins[0])
-                wrong |= _convolves(large, c, self.dims)
-        return wrong or (large.is_scan and small.params["length"] != large.params["length"])
+                is_mixing |= c.ragged_dim in self.padded_dims(large.operands[0])
+                is_mixing |= _convolves_rows(large, c, self.padded_dims)
+        return is_mixing or (large.is_scan and small.params["length"] != large.params["length"])
 
 
-def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
-    """`x` with copies of its last rows added at the end of its dimensions: they compute what real ones do, so that the
-    derivatives of nothing overflow."""
+def pad_with_last_row(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
+    """Return `x` with copies of its last rows added at the end of its dimensions.
+
+    Copies of real rows keep derivatives finite.
+
+    Args:
+        x: The array, or an array of random keys.
+        widths: (before, after) rows to add, for each dimension.
+    """
     if not any(after for _, after in widths):
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -148,50 +178,50 @@ def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
     return jnp.pad(x, widths, mode="edge")
 
 
-def _touches(small: Equation, large: Equation, dims: Any) -> bool:
-    """Does an equation that moves rows about do so along those that were added?"""
-    if not large.eqn.invars:
+def _moves_padding(small: Equation, large: Equation, padded_dims: Any) -> bool:
+    """Return whether an equation that moves data does so along added rows."""
+    if not large.jaxpr_eqn.invars:
         return False
-    grown = {d for v in (*large.ins, *large.outs) for d in dims(v)}
-    does, params, shape = large.primitive, large.params, shape_of(large.eqn.invars[0])
-    if does.kind is Kind.WINDOW:
-        return not grown.isdisjoint(windowed(params, len(shape)))
-    if does.kind is Kind.MATRIX:
-        return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(grown)
-    if does.kind is Kind.ORDER or (does.along and does.kind is Kind.CUT):
-        return not grown.isdisjoint(along(params, len(shape)))
-    if does.kind is Kind.SHAPE:
-        after = [large.factors and large.factors.leading(d) for d in dims(large.ins[0])]
-        return not set(after) <= {*dims(large.outs[0])}
+    row_dims = {d for v in (*large.operands, *large.results) for d in padded_dims(v)}
+    primitive, params, shape = large.primitive, large.params, shape_of(large.jaxpr_eqn.invars[0])
+    if primitive.kind is Kind.WINDOW:
+        return not row_dims.isdisjoint(window_dims(params, len(shape)))
+    if primitive.kind is Kind.MATRIX:
+        return len(shape) - (primitive.matrix_dims or len(params["fft_lengths"])) <= max(row_dims)
+    if primitive.kind is Kind.SORT or (primitive.has_axis and primitive.kind is Kind.SLICE):
+        return not row_dims.isdisjoint(axis_dims(params, len(shape)))
+    if primitive.kind is Kind.SHAPE:
+        after = [large.factors and large.factors.leading_dim(d) for d in padded_dims(large.operands[0])]
+        return not set(after) <= {*padded_dims(large.results[0])}
     if large.name == "pad":
-        return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in grown))
+        return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in row_dims))
     if large.name == "slice":
-        ours, theirs = (p["limit_indices"] for p in (small.params, large.params))
-        real, starts = shape_of(small.eqn.invars[0]), params["start_indices"]
-        return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in grown)
-    after = shape_of(large.eqn.outvars[0])
-    return does.cuts and any(after[d] != shape[d] for d in grown)
+        real_limits, padded_limits = (p["limit_indices"] for p in (small.params, large.params))
+        real, starts = shape_of(small.jaxpr_eqn.invars[0]), params["start_indices"]
+        return any(starts[d] or real_limits[d] != real[d] or padded_limits[d] != shape[d] for d in row_dims)
+    after = shape_of(large.jaxpr_eqn.outvars[0])
+    return primitive.resizes_dims and any(after[d] != shape[d] for d in row_dims)
 
 
-def _batched(e: Equation, c: Contraction, dims: Any) -> bool:
-    """Are the rows of both operands of a product the same examples?"""
+def _is_batch_product(e: Equation, c: Contraction, padded_dims: Any) -> bool:
+    """Return whether the rows of both operands of a product are batch dimensions."""
     left, right = ({pair[k] for pair in c.batch} for k in (0, 1))
-    return left.issuperset(dims(e.ins[0])) and right.issuperset(dims(e.ins[1]))
+    return left.issuperset(padded_dims(e.operands[0])) and right.issuperset(padded_dims(e.operands[1]))
 
 
-def _convolves(e: Equation, c: Contraction, dims: Any) -> bool:
-    """Does a convolution see several rows at once, and not the sum over all?"""
-    image, window, result = (shape_of(v) for v in (*e.eqn.invars[:2], e.eqn.outvars[0]))
+def _convolves_rows(e: Equation, c: Contraction, padded_dims: Any) -> bool:
+    """Return whether a convolution sees several rows at once, other than by a sum over all of them."""
+    image, window, result = (shape_of(v) for v in (*e.jaxpr_eqn.invars[:2], e.jaxpr_eqn.outvars[0]))
     return any(
         (image[i], window[j]) != (result[k], 1) and (image[i], 1) != (window[j], result[k])
         for i, j, k in c.windowed
-        if i in dims(e.ins[0]) or j in dims(e.ins[1]) or k in dims(e.outs[0])
+        if i in padded_dims(e.operands[0]) or j in padded_dims(e.operands[1]) or k in padded_dims(e.results[0])
     )
 
 
-def _sets_rows(e: Equation, dims: Any) -> bool:
-    """Does an equation set rows, or add them, where indices with a row for each say?"""
-    if not e.primitive.scatters:
+def _scatters_padding(e: Equation, padded_dims: Any) -> bool:
+    """Return whether an equation sets or adds rows at places named by indices that have added rows."""
+    if not e.primitive.is_scatter:
         return False
-    beside = e.params["dimension_numbers"].scatter_indices_batching_dims
-    return not set(dims(e.ins[1])).issubset(beside)
+    batching_dims = e.params["dimension_numbers"].scatter_indices_batching_dims
+    return not set(padded_dims(e.operands[1])).issubset(batching_dims)

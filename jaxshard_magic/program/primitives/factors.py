@@ -1,9 +1,8 @@
-"""Which dimension of an operand is which of a result, for primitives that keep numbers and change dimensions.
+"""Factors: corresponding dimensions of operand and result in changes of shape (reshape, transpose, broadcast).
 
-The one place that knows it of reshapes, transposes, broadcasts and the like (`Kind.SHAPE`): each row of the table has
-a function here that gives its `Factors`, in the way of Shardy's sharding rules. `tests/test_factors.py` holds them
-against the primitives themselves and against Shardy. What has no such function is unknown to all readers, never a
-reshape.
+Each primitive of kind `SHAPE` has one function here that returns its `Factors`, in the manner of Shardy's sharding
+rules. No other module knows how these primitives map dimensions; `tests/test_factors.py` compares the functions with
+the primitives and with Shardy. A primitive without a function is unknown to all readers, never a reshape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,122 +15,145 @@ Groups = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """`count` places along dimension `dim` of a value: what stands at i there is of place `i // inner % count`.
+class SubDimension:
+    """Sub-dimension of a dimension: `size` positions, `stride` elements apart.
 
-    `inner` is more than one, or the dimension longer than the places, where a reshape merged it with others.
+    Index i along `dim` belongs to position `i // stride % size`. The stride exceeds 1, or the dimension exceeds the
+    positions, after a reshape merged the sub-dimension with others.
+
+    Attributes:
+        dim: The dimension.
+        size: Number of positions.
+        stride: Product of the sizes of more minor sub-dimensions merged into the dimension.
     """
 
     dim: int
-    count: int
-    inner: int = 1
+    size: int
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The dimensions of an operand and of the result that has its numbers.
+    """Dimensions of an operand and of a result with the same numbers.
 
-    Args:
-        operand: the operand's shape.
-        result: the result's shape.
-        groups: (dimensions of the operand, dimensions of the result): the former, merged with the major one first, are
-            the latter, merged likewise. The operand is repeated along dimensions of the result that face none of its
-            own, unless they are of size 1. Nothing is known of a dimension in no group: of an empty array's.
+    Attributes:
+        operand_shape: Shape of the operand.
+        result_shape: Shape of the result.
+        groups: (operand dimensions, result dimensions): the operand's, merged major first, are the result's, merged
+            likewise. Result dimensions without operand dimensions repeat the operand, unless of size 1. Nothing is
+            known of dimensions in no group, such as an empty array's.
     """
 
-    operand: Shape
-    result: Shape
+    operand_shape: Shape
+    result_shape: Shape
     groups: Groups
 
     @property
     def inverse(self) -> "Factors":
-        """The same from the result to the operand."""
-        return Factors(self.result, self.operand, tuple((new, old) for old, new in self.groups))
+        """Factors from the result to the operand."""
+        return Factors(self.result_shape, self.operand_shape, tuple((new, old) for old, new in self.groups))
 
     @property
-    def repeated(self) -> frozenset[int]:
-        """The dimensions of the result along which all numbers are the same, for the operand has none of them."""
+    def repeated_dims(self) -> frozenset[int]:
+        """Dimensions of the result along which all numbers are equal, since the operand has none of them."""
         return frozenset(d for old, new in self.groups if not old for d in new)
 
     @property
-    def repeats(self) -> bool:
-        """Return whether the result may have a number of the operand more often than the operand has."""
-        return prod(self.operand) != prod(self.result)
+    def has_repeats(self) -> bool:
+        """True if the result may have a number of the operand more often than the operand."""
+        return prod(self.operand_shape) != prod(self.result_shape)
 
-    def moved(self, place: Place) -> Place | None:
-        """Return the place in the result of what has `place` in the operand.
+    def map_to_result(self, sub_dimension: SubDimension) -> SubDimension | None:
+        """Return the sub-dimension of the result that corresponds to `sub_dimension`.
 
-        None where it is torn apart, has no dimension in the result, or is not known.
+        None if the sub-dimension is split, has no dimension in the result, or is unknown.
         """
-        old, new = self._group(place.dim)
+        old, new = self._group(sub_dimension.dim)
         if len(old) == len(new) == 1:
-            return replace(place, dim=new[0])
-        step = place.inner * prod(self.operand[d] for d in old[old.index(place.dim) + 1 :]) if old else 0
+            return replace(sub_dimension, dim=new[0])
+        stride = (
+            sub_dimension.stride * prod(self.operand_shape[d] for d in old[old.index(sub_dimension.dim) + 1 :])
+            if old
+            else 0
+        )
         for k, d in enumerate(new):
-            after = prod(self.result[minor] for minor in new[k + 1 :])
-            if step and step % after == 0 and (after * self.result[d]) % (step * place.count) == 0:
-                return Place(d, place.count, step // after)
+            minor_size = prod(self.result_shape[minor] for minor in new[k + 1 :])
+            if (
+                stride
+                and stride % minor_size == 0
+                and (minor_size * self.result_shape[d]) % (stride * sub_dimension.size) == 0
+            ):
+                return SubDimension(d, sub_dimension.size, stride // minor_size)
         return None
 
-    def whole(self, dim: int) -> int | None:
-        """Return the dimension of the result that is the operand's `dim`, neither merged nor split, or None."""
+    def unsplit_dim(self, dim: int) -> int | None:
+        """Return the result dimension equal to the operand dimension `dim`, neither merged nor split, or None."""
         old, new = self._group(dim)
         return new[0] if len(old) == len(new) == 1 else None
 
-    def leading(self, dim: int) -> int | None:
-        """Return the dimension of the result that goes through the operand's `dim` in its order: what is major in it,
-        if it is split, or it with what is minor to it, if it is merged. None without one.
+    def leading_dim(self, dim: int) -> int | None:
+        """Return the result dimension that runs through operand dimension `dim` in order, or None.
 
-        >>> reshape({}, (8, 6), (4, 2, 6)).leading(0), reshape({}, (8, 6), (48,)).leading(1)
+        A split dimension is led by its major part; a dimension merged with more minor ones by the merged dimension.
+
+        >>> reshape({}, (8, 6), (4, 2, 6)).leading_dim(0), reshape({}, (8, 6), (48,)).leading_dim(1)
         (0, None)
         """
         old, new = self._group(dim)
-        major = prod(self.operand[d] for d in old[: old.index(dim)]) if old else 0
-        return next((d for k, d in enumerate(new) if prod(self.result[m] for m in new[:k]) == major), None)
+        major = prod(self.operand_shape[d] for d in old[: old.index(dim)]) if old else 0
+        return next((d for k, d in enumerate(new) if prod(self.result_shape[m] for m in new[:k]) == major), None)
 
     def _group(self, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the group of operand dimension `dim`, empty without one."""
         return next((group for group in self.groups if dim in group[0]), ((), ()))
 
 
 def broadcast(params: Mapping[str, Any], operand: Shape, result: Shape) -> Factors:
-    """A dimension of size 1 that is repeated has none in the result."""
+    """Return the factors of `broadcast_in_dim`. A repeated dimension of size 1 has no dimension in the result."""
     into = params["broadcast_dimensions"]
     kept = [(a, b) for a, b in enumerate(into) if operand[a] == result[b]]
     return _one_to_one(operand, result, kept)
 
 
 def transpose(params: Mapping[str, Any], operand: Shape, result: Shape) -> Factors:
+    """Return the factors of `transpose`."""
     return _one_to_one(operand, result, [(a, b) for b, a in enumerate(params["permutation"])])
 
 
 def squeeze(params: Mapping[str, Any], operand: Shape, result: Shape) -> Factors:
+    """Return the factors of `squeeze`."""
     kept = [d for d in range(len(operand)) if d not in params["dimensions"]]
     return _one_to_one(operand, result, [(a, b) for b, a in enumerate(kept)])
 
 
 def expand_dims(params: Mapping[str, Any], operand: Shape, result: Shape) -> Factors:
+    """Return the factors of `expand_dims`, the inverse of `squeeze`."""
     return squeeze(params, result, operand).inverse
 
 
 def reshape(params: Mapping[str, Any], operand: Shape, result: Shape) -> Factors:
-    """Minimal groups of equal product, without dimensions of size 1, which face none.
+    """Return the factors of `reshape`: minimal groups of equal product, without dimensions of size 1.
 
-    `dimensions` is the order in which the operand's dimensions are gone through; None: their own.
+    Args:
+        params: Parameters; `dimensions` is the order of the operand's dimensions, None for their own.
+        operand: Shape of the operand.
+        result: Shape of the result.
     """
     order = params.get("dimensions") or range(len(operand))
+    # A dimension of size 1 fits into any group, so each is a group of its own.
     ones = [((d,), ()) for d, size in enumerate(operand) if size == 1]
     ones += [((), (d,)) for d, size in enumerate(result) if size == 1]
     groups = []
     for old, new in reshape_groups([operand[d] for d in order], result):
-        before = tuple(order[d] for d in old if operand[order[d]] != 1)
-        after = tuple(d for d in new if result[d] != 1)
-        if before and after:
-            groups.append((before, after))
+        operand_dims = tuple(order[d] for d in old if operand[order[d]] != 1)
+        result_dims = tuple(d for d in new if result[d] != 1)
+        if operand_dims and result_dims:
+            groups.append((operand_dims, result_dims))
     return Factors(operand, result, (*groups, *ones))
 
 
 def _one_to_one(operand: Shape, result: Shape, pairs: Sequence[tuple[int, int]]) -> Factors:
-    """The factors of pairs (dimension of the operand, dimension of the result); all others face none."""
+    """Return factors in which each (operand, result) pair is one dimension; other dimensions face none."""
     before, after = ({pair[k] for pair in pairs} for k in (0, 1))
     groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((a,), (b,)) for a, b in pairs]
     groups += [((d,), ()) for d in range(len(operand)) if d not in before]
@@ -140,7 +162,7 @@ def _one_to_one(operand: Shape, result: Shape, pairs: Sequence[tuple[int, int]])
 
 
 def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The minimal groups of dimensions of shapes `a` and `b` with equal products, in order.
+    """Return the minimal groups of dimensions of shapes `a` and `b` with equal products, in order.
 
     >>> reshape_groups((8, 6), (8, 2, 3))
     [([0], [0]), ([1], [1, 2])]
@@ -148,16 +170,16 @@ def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], 
     groups, i, j = [], 0, 0
     while i < len(a) or j < len(b):
         left, right = ([i] if i < len(a) else []), ([j] if j < len(b) else [])
-        pa, pb = (a[i] if left else 1), (b[j] if right else 1)
+        left_product, right_product = (a[i] if left else 1), (b[j] if right else 1)
         i, j = i + len(left), j + len(right)
-        while pa != pb:
-            if pa < pb and i < len(a):
-                pa, i = pa * a[i], i + 1
+        while left_product != right_product:
+            if left_product < right_product and i < len(a):
+                left_product, i = left_product * a[i], i + 1
                 left.append(i - 1)
             elif j < len(b):
-                pb, j = pb * b[j], j + 1
+                right_product, j = right_product * b[j], j + 1
                 right.append(j - 1)
             else:
-                return groups  # an empty array: sizes of 0 say nothing
+                return groups  # an empty array: products of 0 don't tell which dimensions correspond
         groups.append((left, right))
     return groups

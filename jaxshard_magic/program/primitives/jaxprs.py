@@ -1,4 +1,7 @@
-"""What differs between versions of jax in how equations hold their bodies and counts, in one place."""
+"""Access to jaxprs and equations that hides differences between JAX versions.
+
+JAX offers no public names for several of the internals used here.
+"""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import FunctionType
@@ -14,7 +17,7 @@ from jax._src.linear_util import DebugInfo, EqualStore, Store
 from jax._src.linear_util import WrappedFun as WrappedFun
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-BODIES = {  # of primitives that run one body exactly once: the parameter that holds it
+BODY_PARAMS = {  # parameter with the body, for primitives that run one body exactly once
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -28,72 +31,93 @@ BODIES = {  # of primitives that run one body exactly once: the parameter that h
 
 
 def is_literal(v: Any) -> TypeGuard[Literal]:
+    """Return whether an operand is a literal, as opposed to a variable."""
     return isinstance(v, Literal)
 
 
 def shape_of(v: Any) -> tuple[int, ...]:
+    """Return the shape of a variable or literal; `()` for avals without a shape."""
     return getattr(v.aval, "shape", ())
 
 
-def opened(body: Any) -> tuple[Any, tuple]:
-    """The jaxpr of a body and the constants it holds."""
+def open_jaxpr(body: Any) -> tuple[Any, tuple]:
+    """Return the jaxpr of a body and the constants that it holds."""
     return (body.jaxpr, tuple(body.consts)) if isinstance(body, ClosedJaxpr) else (body, ())
 
 
-def hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """`closed` with its constants as its first inputs."""
+def hoist_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return `closed` with its constants as first inputs."""
     jaxpr = closed.jaxpr
     if not jaxpr.constvars:
         return closed
-    return _replaced(closed, [], constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return _replace_jaxpr(closed, [], constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
 
 
 def without_inputs(closed: ClosedJaxpr, unread: Container[int]) -> ClosedJaxpr:
-    """`closed` without some of its inputs, by position, that nothing reads."""
-    kept = [v for i, v in enumerate(closed.jaxpr.invars) if i not in unread]
-    return _replaced(closed, closed.consts, invars=kept)
+    """Return `closed` without some inputs.
+
+    Args:
+        closed: Jaxpr to change.
+        unread: Positions of the inputs to drop; nothing may read them.
+    """
+    remaining = [v for i, v in enumerate(closed.jaxpr.invars) if i not in unread]
+    return _replace_jaxpr(closed, closed.consts, invars=remaining)
 
 
-def with_outputs(closed: ClosedJaxpr, more: Iterable[Any]) -> ClosedJaxpr:
-    """`closed` that gives some of its variables as well, after its outputs."""
-    return _replaced(closed, closed.consts, outvars=[*closed.jaxpr.outvars, *more])
+def with_outputs(closed: ClosedJaxpr, extra: Iterable[Any]) -> ClosedJaxpr:
+    """Return `closed` with further outputs.
+
+    Args:
+        closed: Jaxpr to change.
+        extra: Variables to append to its outputs.
+    """
+    return _replace_jaxpr(closed, closed.consts, outvars=[*closed.jaxpr.outvars, *extra])
 
 
-def _replaced(closed: ClosedJaxpr, consts: Sequence[Any], **parts: Any) -> ClosedJaxpr:
-    """`closed` with other inputs or outputs, which have no names then."""
+def _replace_jaxpr(closed: ClosedJaxpr, consts: Sequence[Any], **parts: Any) -> ClosedJaxpr:
+    """Return `closed` with other inputs or outputs, without debug names."""
     debug = closed.jaxpr.debug_info
+    # Debug info names every input and output: its names no longer match.
     if hasattr(debug, "_replace"):
         debug = debug._replace(arg_names=None, result_paths=None)
     return ClosedJaxpr(closed.jaxpr.replace(**parts, debug_info=debug), consts)
 
 
-def called(eqn: JaxprEqn) -> Any | None:
-    """The one body that an equation runs exactly once on its own operands (jit, remat, custom rules)."""
-    name = BODIES.get(eqn.primitive.name)
+def called_body(eqn: JaxprEqn) -> Any | None:
+    """Return the body that an equation runs exactly once on its own operands (jit, remat, custom rules), else None."""
+    name = BODY_PARAMS.get(eqn.primitive.name)
     return eqn.params.get(name) if name else None
 
 
-def conditional(eqn: JaxprEqn, branches: Sequence[Any], index: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """Run one of `branches` as the `cond` that `eqn` is.
+def bind_cond(eqn: JaxprEqn, branches: Sequence[Any], index: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """Run one of `branches` in place of the `cond` equation `eqn`.
 
-    `jax.lax.switch` would clamp `index` once more, and forget which platform a branch is for
-    (`jax.lax.platform_dependent`).
+    Args:
+        eqn: The equation to follow.
+        branches: A function for each branch.
+        index: Index of the branch.
+        operands: Operands of the branch.
     """
-    return _switch_internal(
-        index, branches, operands, branches_platforms=eqn.params.get("branches_platforms")
-    )
+    # `jax.lax.switch` would clamp `index` once more, and forget the platform of each branch
+    # (`jax.lax.platform_dependent`).
+    return _switch_internal(index, branches, operands, branches_platforms=eqn.params.get("branches_platforms"))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a scan are constants and how many are carried."""
+    """Return the numbers of constants and of carries among a scan's operands.
+
+    Args:
+        params: Parameters of the scan.
+    """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
+    # Some JAX versions describe the operands by one flat tree instead of counts.
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
 
 
 def axis_names(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The names of mapped axes that a collective runs over; none for other equations, whose axes are numbers."""
+    """Return the names of the mapped axes of a collective; none for other equations, whose axes are numbers."""
     named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return tuple(a for a in (named if isinstance(named, tuple) else (named,)) if type(a) is not int)
 
@@ -106,11 +130,14 @@ _OVER_DIMENSIONS = {
 }
 
 
-def without_mapped_axes(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """Return `eqn`, or the reduction that it is where `jax.vmap` has mapped axes that it reduces over.
+def reduce_mapped_axes(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Return `eqn`, or the reduction over dimensions that it is after `jax.vmap` mapped its axes.
 
     `jax.vmap(axis_name=...)` leaves `psum`, `pmax` and `pmin` in a jaxpr with dimensions, by number, among their axes.
-    JAX reduces over those first when it lowers them; axes that a mesh names are left to a collective of its own.
+    JAX reduces over those when it lowers them. Axes named by a mesh are left to a collective of its own.
+
+    Returns:
+        The reduction, the collective, or the reduction followed by the collective.
     """
     reduce = _OVER_DIMENSIONS.get(eqn.primitive.name)
     if reduce is None:
@@ -120,73 +147,85 @@ def without_mapped_axes(eqn: JaxprEqn) -> list[JaxprEqn]:
     named = tuple(a for a in axes if type(a) is not int)
     if named and not dims:
         return [eqn]
-    (found,) = jax.make_jaxpr(lambda x: reduce(x, dims))(eqn.invars[0].aval).eqns
-    out = Var(found.outvars[0].aval) if named else eqn.outvars[0]
-    reduction = found.replace(invars=eqn.invars, outvars=[out], source_info=eqn.source_info, ctx=eqn.ctx)
-    return (
-        [reduction, eqn.replace(invars=[out], params={**eqn.params, "axes": named})] if named else [reduction]
-    )
+    (traced,) = jax.make_jaxpr(lambda x: reduce(x, dims))(eqn.invars[0].aval).eqns
+    out = Var(traced.outvars[0].aval) if named else eqn.outvars[0]
+    reduction = traced.replace(invars=eqn.invars, outvars=[out], source_info=eqn.source_info, ctx=eqn.ctx)
+    return [reduction, eqn.replace(invars=[out], params={**eqn.params, "axes": named})] if named else [reduction]
 
 
-def over_axes(eqn: JaxprEqn, axes: Mapping[Any, tuple[str, ...]]) -> JaxprEqn:
-    """A collective with the names of mesh axes in the place of its own."""
+def rename_axes(eqn: JaxprEqn, axes: Mapping[Any, tuple[str, ...]]) -> JaxprEqn:
+    """Return a collective with the mesh axes of `axes` in place of its own axis names.
+
+    Args:
+        eqn: The collective.
+        axes: Mesh axes for each axis name; names without an entry stay.
+    """
     key = "axes" if "axes" in eqn.params else "axis_name"
     named = eqn.params[key]
-    found = [axes.get(a, (a,)) for a in (named if isinstance(named, tuple) else (named,))]
-    return eqn.replace(params=eqn.params | {key: tuple(a for names in found for a in names)})
+    mesh_axes = [axes.get(a, (a,)) for a in (named if isinstance(named, tuple) else (named,))]
+    return eqn.replace(params=eqn.params | {key: tuple(a for names in mesh_axes for a in names)})
 
 
-def bind_as(eqn: JaxprEqn, values: list, dtype: Any) -> list:
-    """Run one equation on `values` with its own floats in another type; the results as a list."""
-    if (
-        eqn.primitive.name == "scatter-add"
-    ):  # its parameters hold an addition of the type that it was traced in
-        kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-        return [lax.scatter_add(*values, **{name: eqn.params[name] for name in kept})]
-    named = [k for k in ("new_dtype", "preferred_element_type") if is_float(eqn.params.get(k))]
-    return bind(eqn.replace(params={**eqn.params, **dict.fromkeys(named, dtype)}), values)
+def bind_with_dtype(eqn: JaxprEqn, values: list, dtype: Any) -> list:
+    """Run one equation on `values` with its own floats in another dtype, and return the results as a list.
+
+    Args:
+        eqn: The equation.
+        values: Its operands.
+        dtype: Floating-point dtype to use for dtypes in its parameters.
+    """
+    if eqn.primitive.name == "scatter-add":  # its parameters include an addition traced in the old dtype
+        copied_params = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        return [lax.scatter_add(*values, **{name: eqn.params[name] for name in copied_params})]
+    dtype_params = [k for k in ("new_dtype", "preferred_element_type") if is_float(eqn.params.get(k))]
+    return bind(eqn.replace(params={**eqn.params, **dict.fromkeys(dtype_params, dtype)}), values)
 
 
 def is_float(dtype: Any) -> bool:
+    """Return whether `dtype` is a floating-point dtype; False for None."""
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
-def shows(eqn: JaxprEqn) -> bool:
-    """Would it be seen if an equation ran twice? A print or a callback would; that a collective needs its axis is an
-    effect to jax, too."""
+def has_visible_effects(eqn: JaxprEqn) -> bool:
+    """Return whether running an equation twice would be visible, as of a print or a callback."""
+    # JAX also counts it as an effect that a collective needs its named axis.
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
 
 
-def has_checks(of: Any) -> bool:
-    """Return whether a jaxpr, or an equation, has a `checkify.check` that nobody has turned into a result yet."""
+def has_unresolved_checks(of: Any) -> bool:
+    """Return whether a jaxpr, or an equation, has a `checkify.check` not yet turned into a result."""
     return any(
-        type(effect).__name__ == "ErrorEffect" for effect in of.effects
-    )  # of checkify, which is not loaded
+        # By name, so that checkify need not be loaded.
+        type(effect).__name__ == "ErrorEffect"
+        for effect in of.effects
+    )
 
 
-def runs_on_one_device(of: Any) -> bool:
-    """Return whether a jaxpr, or an equation, calls Python in an order that jax keeps on one device alone, as
-    `jax.debug.print(..., ordered=True)` does."""
+def has_single_device_effects(of: Any) -> bool:
+    """Return whether a jaxpr, or an equation, calls Python in an order that JAX keeps on one device alone.
+
+    Example: `jax.debug.print(..., ordered=True)`.
+    """
     ordered = ordered_effects.filter_in(of.effects)
     return bool(shardable_ordered_effects.filter_not_in(ordered))
 
 
-def noted_by_jax(x: Any) -> bool:
-    """Is it what jax itself notes while it traces a function, none of what the function does?"""
+def is_tracing_state(x: Any) -> bool:
+    """Return whether `x` is bookkeeping of a trace, and none of what the traced function does."""
     return isinstance(x, (Store, EqualStore, DebugInfo, Trace)) or type(x) is object
 
 
-def made_of(function: FunctionType) -> tuple[Any, ...]:
-    """What a function is made of: its code, defaults and what it closes over; of one whose results jax remembers, that
-    one alone."""
+def function_parts(function: FunctionType) -> tuple[Any, ...]:
+    """Return what a function is made of: its code, its defaults and its closure."""
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    # JAX wraps functions to memoise their results; only the wrapped function counts.
     if function.__qualname__ == "_memoize.<locals>.memoized" and "fn" in closed:
         return (closed["fn"],)
     return function.__code__, function.__defaults__, function.__kwdefaults__, (*closed.values(),)
 
 
 def bind(eqn: JaxprEqn, values: list) -> list:
-    """Run one equation on `values`; the results as a list."""
+    """Run one equation on `values` and return the results as a list."""
     given = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = given if isinstance(given, tuple) else ((), given)
     out = eqn.primitive.bind(*subfuns, *values, **params)

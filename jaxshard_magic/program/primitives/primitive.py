@@ -1,4 +1,4 @@
-"""`Primitive`: what the package knows of a primitive of jax, a row of the table."""
+"""Type of a row in the primitive table: `Primitive`, the facts known of one JAX primitive."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,140 +6,165 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from . import sharding_rules
-from .contractions import Contraction, Shape, dot_work
+from .contractions import Contraction, Shape, dot_multiply_adds
 from .factors import Factors
 
 if TYPE_CHECKING:
-    from ..batching.examples import Label
-    from ..batching.site import Site
+    from ..batching.batch_labels import Label
+    from ..batching.rule_site import RuleSite
     from ..ir import Equation
 
 
 class Kind(Enum):
-    """What a primitive does, in the one way that says most of it."""
+    """Kind of a primitive, by its most telling behaviour."""
 
     PRODUCT = auto()  # multiplies two operands and sums over dimensions
-    ATTENTION = auto()  # products with a softmax between them
-    ELEMENTWISE = auto()  # each number of its result is made of those at its place in the operands
-    SHAPE = auto()  # the numbers of its operand, under other dimensions
-    CUT = auto()  # parts of arrays, taken out, set in or put side by side
-    LOOKUP = auto()  # numbers at places that another operand names
-    REDUCTION = auto()  # leaves dimensions out
-    RUNNING = auto()  # a reduction up to each place of a dimension
-    ORDER = auto()  # sets numbers in order along a dimension
-    WINDOW = auto()  # a reduction of what a window sees at each place
+    ATTENTION = auto()  # two products with a softmax in between
+    ELEMENTWISE = auto()  # a number of the result depends on the operands' numbers at its position
+    SHAPE = auto()  # the operand's numbers in another shape
+    SLICE = auto()  # takes out, sets or joins parts of arrays
+    LOOKUP = auto()  # gathers and scatters: another operand names the positions
+    REDUCTION = auto()  # removes dimensions
+    CUMULATIVE = auto()  # a running reduction along a dimension
+    SORT = auto()  # sorts along a dimension
+    WINDOW = auto()  # reduces a window at each position
     MATRIX = auto()  # works on the last dimensions as a whole
-    RANDOM = auto()  # draws numbers, or works on the keys of draws
-    COLLECTIVE = auto()  # devices that share a named axis send each other something
-    EACH = auto()  # hands on each operand as a result of its own
-    SOURCE = auto()  # makes its result of nothing
+    RANDOM = auto()  # draws numbers, or works on random keys
+    COLLECTIVE = auto()  # communicates between devices along a named axis
+    PASS_THROUGH = auto()  # returns each operand as a result
+    SOURCE = auto()  # has no operands
     BODY = auto()  # runs equations of its own
-    OPAQUE = auto()  # a kernel or a callback: nothing is known of what it does
-    UNKNOWN = auto()  # stands nowhere in the table
+    OPAQUE = auto()  # a kernel or a callback: nothing is known of it
+    UNKNOWN = auto()  # not in the table
 
 
-class Runs(Enum):
-    """In which type mixed precision runs a primitive, as PyTorch's autocast has it (its "CUDA op reference")."""
+class AutocastPolicy(Enum):
+    """Dtype of a primitive under mixed precision, after PyTorch's autocast (see "CUDA op reference" there)."""
 
-    PRODUCT = auto()  # the compute type; its sums are over many terms, which the hardware adds up in float32
-    FOLLOW = auto()  # the widest type of the operands that a product has made; the others take that type
-    FLOAT = auto()  # as written, also where the operands are narrower
+    COMPUTE_DTYPE = auto()  # the compute dtype; the hardware accumulates such sums in float32
+    WIDEST_OPERAND = auto()  # the widest dtype of operands made by products; other operands are cast to it
+    AS_WRITTEN = auto()  # the dtypes of the program, also where operands are narrower
 
 
 class Control(Enum):
-    """How often, and which of its bodies, a primitive runs."""
+    """Control flow of a primitive: trip counts and choice of bodies."""
 
     SCAN = auto()  # one body, once for each element along the leading dimension of some operands
-    WHILE = auto()  # one body, as long as another gives true
-    COND = auto()  # one of its bodies, which an operand chooses
+    WHILE = auto()  # one body, as long as another returns true
+    COND = auto()  # one of its bodies, chosen by an operand
 
 
-class Across(Enum):
-    """What a collective leaves the devices of its axis with."""
+class CollectiveOutput(Enum):
+    """Results of a collective on the devices of its axis."""
 
-    ALIKE = auto()  # all the same
-    PARTS = auto()  # each its own part
+    REPLICATED = auto()  # equal on all devices
+    PER_DEVICE = auto()  # another one on each device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Primitive:
-    """Facts of a primitive, true of all its equations. `REQUIRED` of `tests/test_primitives.py` lists those that each
-    kind has to state.
+    """Facts of a primitive, true of all its equations.
 
-    `sharding_rule` gives the dimensions that operands and results share; `follow` says how the results follow the
-    batch; `contraction` gives a product's dimensions from its parameters and its operands' shapes, and `work` its
-    multiply-adds; `counts` gives those of what is several products. `factors` gives those of what keeps numbers under
-    other dimensions, from its parameters and the shapes of its operand and result.
+    `REQUIRED` of `tests/test_primitives.py` lists the facts that each kind has to state.
 
-    `linear` are the operands that it is linear in, taken together; with `in_each` it is in either of the first two
-    alone. Of a reduction, `joins` puts the results of two halves together, and `fill` (dtype -> number) is what changes
-    no result where it stands among what is reduced.
+    Attributes:
+        kind: Kind of the primitive.
+        sharding_rule: Gives the dimensions shared by operands and results of an equation.
+        batch_rule: Gives the batch labels of the results from those of the operands.
+        contraction: Gives the dimensions of a product from its parameters and operand shapes.
+        factors: Gives the dimensions of a change of shape from its parameters and the shapes of operand and result.
+        multiply_adds: Gives the multiply-adds of a product from its contraction, parameters, operand and result shapes.
+        fused_multiply_adds: Gives the multiply-adds of several products in one primitive, from parameters and operand
+            shapes.
+        linear_operands: Operands in which the primitive is linear, taken together.
+        bilinear: Linear in each of the first two operands alone.
+        combiner: Combines the results of a reduction over two halves.
+        identity: Neutral element of a reduction: dtype to a number that changes no result.
+        block_combiner: Of a running reduction: combines the results in a block with the last result of all blocks
+            before. None if one number for each block is not enough.
+        autocast: Dtype under mixed precision. None: as written, and nothing else is known.
+        collective_output: Results of a collective on the devices of its axis.
+        control: Kind of loop or branch. None for bodies that run once, and for primitives without bodies.
+        index_result: Position of the result with indices along a dimension of an operand, none of them negative.
+        matrix_dims: Number of dimensions that the primitive works on together: 2 for a matrix, 1 for a vector.
+        changes_dtype: Casts its operand.
+        names_value: Names its operand (`jax.ad_checkpoint.checkpoint_name`).
+        alias: The result has all or some numbers of the first operand, in another form.
+        selects_elements: The result has some numbers of the first operand, or all in another order.
+        data_movement: Computes nothing.
+        has_axis: Works along the dimension that its parameters name.
+        resizes_dims: A dimension of its result is a part of an operand's dimension, or the other way round.
+        is_additive: Sum of operands; for updates into an array also a difference.
+        returns_discrete: Returns truth values or indices.
+        sums_many: Adds up many numbers, so that a narrow dtype loses precision.
+        mixes_positions: A number of its result depends on numbers at other positions.
+        uses_key: Uses a random key.
+        size_dependent_draw: Its draws depend on the number of draws.
+        folds_layout: XLA folds it with a layout set on its operand, so the layout is set on its result.
+        constrain_output: XLA chooses a new layout for its result, so activations are constrained there.
+        materialized: XLA keeps its result in memory, instead of computing it in its readers.
+        unknown_flops: May do much work unknown to the FLOP count.
+        remat: `jax.checkpoint`.
+        custom_derivative: Has a derivative rule of its own.
     """
 
     kind: Kind
     sharding_rule: "Callable[[Equation], sharding_rules.ShardingRule]" = sharding_rules.same_positions
-    follow: "Callable[[Site], Label | list[Label]] | None" = None
+    batch_rule: "Callable[[RuleSite], Label | list[Label]] | None" = None
     contraction: Callable[[Mapping[str, Any], Sequence[Shape]], Contraction] | None = None
     factors: Callable[[Mapping[str, Any], Shape, Shape], Factors] | None = None
-    work: Callable[[Contraction, Mapping[str, Any], Sequence[Shape], Shape], int] = dot_work
-    counts: Callable[[Mapping[str, Any], Sequence[Shape]], int] | None = None
-    linear: slice | None = None
-    in_each: bool = False
-    joins: Callable[[Any, Any], Any] | None = None
-    fill: Callable[[Any], Any] | None = None
-    # Of a running reduction: its results in a block, and the last one of all blocks before, to its results there. None:
-    # one number a block is not enough.
-    running: Callable[[Any, Any], Any] | None = None
-    runs: Runs | None = None  # under mixed precision; None: as written, of which nothing else is known
-    across: Across | None = None  # of collectives
-    control: Control | None = (
-        None  # of loops and branches; None for bodies that run once, and for what has none
-    )
-    places: int | None = (
-        None  # by index, the result with places along a dimension of an operand: none is negative
-    )
-    inner: int | None = None  # how many dimensions a matrix, or what stands for one, has
-    casts: bool = False  # gives its operand another dtype
-    names_value: bool = False  # gives its operand a name (`jax.ad_checkpoint.checkpoint_name`)
-    alias: bool = False  # the numbers of its first operand, or some of them, in another form
-    part: bool = False  # some of its first operand's numbers, or all in another order
-    moves: bool = False  # computes nothing
-    along: bool = False  # works along the dimension that its parameters name
-    cuts: bool = False  # a dimension of its result is a part of an operand's, or the other way round
-    adds: bool = False  # a sum of operands; of updates into an array also a difference
-    compares: bool = False  # gives truth values or places
-    rounds: bool = False  # adds up many numbers, so that a narrow type loses by it
-    mixes: bool = False  # a number of its result is made of numbers at other places
-    keyed: bool = False  # uses a random key
-    counted: bool = False  # what it draws depends on how much it draws
-    relaid: bool = (
-        False  # XLA folds it with a layout set on its operand: the layout is to be set on its result
-    )
-    pinned: bool = False  # XLA chooses a layout anew for its result: an activation's is set there
-    kept: bool = False  # XLA keeps its result in memory, and does not compute it in what reads it
-    unseen: bool = False  # may do much work of which `flops` knows nothing
-    remat: bool = False  # `jax.checkpoint`
-    custom: bool = False  # has a derivative rule of its own
+    multiply_adds: Callable[[Contraction, Mapping[str, Any], Sequence[Shape], Shape], int] = dot_multiply_adds
+    fused_multiply_adds: Callable[[Mapping[str, Any], Sequence[Shape]], int] | None = None
+    linear_operands: slice | None = None
+    bilinear: bool = False
+    combiner: Callable[[Any, Any], Any] | None = None
+    identity: Callable[[Any], Any] | None = None
+    block_combiner: Callable[[Any, Any], Any] | None = None
+    autocast: AutocastPolicy | None = None
+    collective_output: CollectiveOutput | None = None
+    control: Control | None = None
+    index_result: int | None = None
+    matrix_dims: int | None = None
+    changes_dtype: bool = False
+    names_value: bool = False
+    alias: bool = False
+    selects_elements: bool = False
+    data_movement: bool = False
+    has_axis: bool = False
+    resizes_dims: bool = False
+    is_additive: bool = False
+    returns_discrete: bool = False
+    sums_many: bool = False
+    mixes_positions: bool = False
+    uses_key: bool = False
+    size_dependent_draw: bool = False
+    folds_layout: bool = False
+    constrain_output: bool = False
+    materialized: bool = False
+    unknown_flops: bool = False
+    remat: bool = False
+    custom_derivative: bool = False
 
     @property
-    def product(self) -> bool:
+    def is_product(self) -> bool:
+        """True for primitives with a contraction."""
         return self.contraction is not None
 
     @property
-    def elementwise(self) -> bool:
+    def is_elementwise(self) -> bool:
         return self.kind is Kind.ELEMENTWISE
 
     @property
-    def reduces(self) -> bool:
-        """Whether it leaves dimensions out by a sum or the like, whose parts can be put together."""
-        return self.joins is not None
+    def is_combinable(self) -> bool:
+        """True for reductions with partial results that can be combined."""
+        return self.combiner is not None
 
     @property
-    def gathers(self) -> bool:
-        """Whether it looks up numbers of its first operand, at places that another operand names."""
-        return self.kind is Kind.LOOKUP and not self.scatters
+    def is_gather(self) -> bool:
+        """True for lookups in the first operand, at positions named by another operand."""
+        return self.kind is Kind.LOOKUP and not self.is_scatter
 
     @property
-    def scatters(self) -> bool:
-        """Whether it sets or adds its updates into its first operand, at places that another operand names."""
+    def is_scatter(self) -> bool:
+        """True for scatters: updates set in or added to the first operand, at positions named by another operand."""
         return self.sharding_rule is sharding_rules.scatter

@@ -1,7 +1,7 @@
-"""Where Python keeps the values that a step's code reads: names, attributes, variables of closures, elements.
+"""Storage of the values that a step's code reads: names, attributes, closure variables, elements.
 
-A `Slot` holds one value under a key; a `Container` is a list, dict, set or NumPy array as a whole. Both are read and
-written past `__getattr__`, `__setattr__` and `__eq__` of the user's classes.
+A `ValueSlot` holds one value under a key; a `Container` is a complete list, dict, set or NumPy array. Both are read and
+written without a call of `__getattr__`, `__setattr__` or `__eq__` of the user's classes.
 """
 
 import types
@@ -15,42 +15,43 @@ import numpy as np
 
 from ...introspect import is_a
 
-ABSENT = object()  # the value of a name that is not bound, of an attribute that is not set
-FEW = 200  # elements of a list or dict that are slots of their own; of longer ones the values are compared as a whole
-SMALL = (
+ABSENT = object()  # value of an unbound name or an unset attribute
+# Elements of a list or dict that have a slot each. The values of longer ones are compared as a whole.
+MAX_ELEMENT_SLOTS = 200
+MAX_COMPARED_BYTES = (
     2**16
 )  # bytes of a NumPy array whose values are compared; above, it counts as one that nothing changes
 
-Where = tuple[str, int]  # a file as Python knows it, and a line of it
+SourceLine = tuple[str, int]  # (file name, line number)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Slot:
-    """A value's place.
+class ValueSlot:
+    """Storage of one value.
 
     Attributes:
-        name: What the step's code calls it: `lr`, `self.rate`, `config['rate']`.
-        where: A line that mentions it.
-        holder, key: What it lies in, and under which key: a dict or list, a cell and None, an object and a descriptor
-            of `__slots__`, a class or a function and the name of an attribute.
-        get: `get(key, ABSENT)` reads it.
-        said: Whether the code names it; else it is one of all that an object holds.
+        name: Name in the step's code: `lr`, `self.rate`, `config['rate']`.
+        where: Source line that mentions it.
+        holder: Dict or list, closure cell, object with `__slots__`, class or function.
+        key: Key in the holder: key or index, None for a cell, a descriptor of `__slots__`, or the name of an attribute.
+        get: `get(key, ABSENT)` reads the value.
+        is_named: Whether the code names the value; else it is one of all attributes of an object.
     """
 
     name: str
-    where: Where
+    where: SourceLine
     holder: Any
     key: Any
     get: Callable[[Any, Any], Any]
-    said: bool = True
+    is_named: bool = True
 
     @property
     def value(self) -> Any:
-        """What it holds now; ABSENT for nothing."""
+        """Current value; ABSENT for none."""
         return self.get(self.key, ABSENT)
 
-    def put(self, value: Any) -> None:
-        """Have it hold a value; ABSENT for nothing."""
+    def assign(self, value: Any) -> None:
+        """Assign a value; ABSENT deletes the present one."""
         holder, key = self.holder, self.key
         match holder:
             case dict():
@@ -63,6 +64,7 @@ class Slot:
                 else:
                     holder.cell_contents = value
             case type():
+                # Methods of `type`, so that no `__setattr__` of a metaclass runs.
                 type.__delattr__(holder, key) if value is ABSENT else type.__setattr__(holder, key, value)
             case types.FunctionType():
                 setattr(holder, key, value)
@@ -70,37 +72,45 @@ class Slot:
                 key.__delete__(holder) if value is ABSENT else key.__set__(holder, value)
 
 
-def slot_of(holder: Any, key: Any, name: str, where: Where, said: bool = True) -> Slot:
-    """Return the slot of a dict's or list's element, a cell, a class's or a function's attribute, or a descriptor of an
-    object's `__slots__`."""
+def make_slot(holder: Any, key: Any, name: str, where: SourceLine, is_named: bool = True) -> ValueSlot:
+    """Return the slot of a value.
+
+    Args:
+        holder: Dict or list, closure cell, class or function; any other object needs a descriptor of its `__slots__` as
+            key.
+        key: Key in the holder.
+        name: Name in the step's code.
+        where: Source line that mentions it.
+        is_named: Whether the code names the value.
+    """
     match holder:
         case dict():
             get: Callable[[Any, Any], Any] = holder.get
         case list():
-            get = partial(_in_list, holder)
+            get = partial(_get_element, holder)
         case types.CellType():
-            get = partial(_in_cell, holder)
+            get = partial(_get_cell_value, holder)
         case type():
             get = vars(holder).get
         case types.FunctionType():
             get = partial(getattr, holder)
         case _:
-            get = partial(_in_slot, holder)
-    return Slot(name, where, holder, key, get, said)
+            get = partial(_get_descriptor_value, holder)
+    return ValueSlot(name, where, holder, key, get, is_named)
 
 
-def _in_list(of: list[Any], at: int, default: Any) -> Any:
-    return of[at] if at < len(of) else default
+def _get_element(elements: list[Any], index: int, default: Any) -> Any:
+    return elements[index] if index < len(elements) else default
 
 
-def _in_cell(cell: types.CellType, _: Any, default: Any) -> Any:
+def _get_cell_value(cell: types.CellType, _: Any, default: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is bound to the variable yet
+    except ValueError:  # empty cell: the variable is not bound yet
         return default
 
 
-def _in_slot(obj: Any, descriptor: Any, default: Any) -> Any:
+def _get_descriptor_value(obj: Any, descriptor: Any, default: Any) -> Any:
     try:
         return descriptor.__get__(obj, type(obj))
     except AttributeError:  # not set
@@ -109,54 +119,69 @@ def _in_slot(obj: Any, descriptor: Any, default: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Container:
-    """A list, deque, dict, set or small NumPy array that a step's code reaches, by the name that leads to it.
+    """List, deque, dict, set or small NumPy array that a step's code reaches.
 
-    `elements`: whether its values are slots of their own.
+    Attributes:
+        name: Name by which the code reaches it.
+        where: Source line that mentions it.
+        target: The container itself.
+        has_element_slots: Whether each element has a slot of its own.
     """
 
     name: str
-    where: Where
-    of: Any
-    elements: bool
+    where: SourceLine
+    target: Any
+    has_element_slots: bool
 
-    def form(self) -> Hashable:
-        """Return what is compared by `==`: its length, the keys of a dict, the members of a set, an array's bytes."""
-        of = self.of
-        if is_a(of, dict):
-            return (len(of), *of)
-        if is_a(of, set):
-            return frozenset(of)
-        return of.tobytes() if is_a(of, np.ndarray) else len(of)
+    def contents_key(self) -> Hashable:
+        """Return a key for comparison by `==`: the length, the keys of a dict, the members of a set, the bytes of an
+        array."""
+        target = self.target
+        if is_a(target, dict):
+            return (len(target), *target)
+        if is_a(target, set):
+            return frozenset(target)
+        return target.tobytes() if is_a(target, np.ndarray) else len(target)
 
     def values(self) -> Iterable[Any]:
-        """Return what is compared by identity."""
+        """Return the elements to compare by identity; empty for a set and an array."""
         return (
-            self.of.values() if is_a(self.of, dict) else () if is_a(self.of, (set, np.ndarray)) else self.of
+            self.target.values()
+            if is_a(self.target, dict)
+            else ()
+            if is_a(self.target, (set, np.ndarray))
+            else self.target
         )
 
-    def restore(self, form: Any, values: Sequence[Any]) -> None:
-        """Give it back what it held."""
-        of = self.of
-        if is_a(of, np.ndarray):
-            of[...] = np.frombuffer(form, of.dtype).reshape(of.shape)
+    def restore(self, key: Any, values: Sequence[Any]) -> None:
+        """Restore earlier contents.
+
+        Args:
+            key: Key of the earlier contents.
+            values: Elements of the earlier contents.
+        """
+        target = self.target
+        if is_a(target, np.ndarray):
+            target[...] = np.frombuffer(key, target.dtype).reshape(target.shape)
             return
-        of.clear()
-        if is_a(of, dict):
-            of.update(zip(form[1:], values, strict=True))
-        elif is_a(of, set):
-            of.update(form)
+        # In place: other code holds references to the same container.
+        target.clear()
+        if is_a(target, dict):
+            target.update(zip(key[1:], values, strict=True))
+        elif is_a(target, set):
+            target.update(key)
         else:
-            of.extend(values)
+            target.extend(values)
 
 
-def container_of(value: Any, name: str, where: Where) -> Container:
-    """Return a value for which `is_container` is true as one."""
-    own = is_a(value, (dict, list)) and len(value) <= FEW
-    return Container(name, where, value, own)
+def make_container(value: Any, name: str, where: SourceLine) -> Container:
+    """Return the `Container` of a value for which `is_container` is true."""
+    has_element_slots = is_a(value, (dict, list)) and len(value) <= MAX_ELEMENT_SLOTS
+    return Container(name, where, value, has_element_slots)
 
 
 def is_container(value: Any) -> bool:
-    """Return whether what a value holds can change in place, and is looked at."""
+    """Return whether a value is a container that can change in place and is watched."""
     if is_a(value, np.ndarray):
-        return value.nbytes <= SMALL and not value.dtype.hasobject
+        return value.nbytes <= MAX_COMPARED_BYTES and not value.dtype.hasobject
     return is_a(value, (list, dict, set, deque))

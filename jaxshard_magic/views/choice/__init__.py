@@ -1,1 +1,1 @@
-"""How what an automatic search chose is shown: as text, and as HTML without script."""
+"""Result of an automatic search as text, as HTML without script, and as a widget."""

@@ -1,4 +1,4 @@
-"""A choice as a Jupyter widget: a comparison's, with what led to the choice."""
+"""Jupyter widget of a choice: the widget of a comparison, with the search around it."""
 
 from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.views.choice.payload import packed_choice
@@ -6,7 +6,11 @@ from jaxshard_magic.views.comparison.widget import ComparisonView
 
 
 class ChoiceView(ComparisonView):
-    """A choice to look through; `chosen` and `other` are positions in `choice.comparison.trials`."""
+    """Widget to explore the result of a search; `chosen` and `other` are positions in `choice.comparison.trials`.
+
+    Args:
+        choice: Result of a search.
+    """
 
     def __init__(self, choice: Choice):
         self.choice = choice

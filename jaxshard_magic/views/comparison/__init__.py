@@ -1,1 +1,1 @@
-"""How a comparison of strategies is shown: as text, as HTML without script, and as a widget."""
+"""Comparison of strategies as text, as HTML without script, and as a widget."""

@@ -1,4 +1,4 @@
-"""What the views of a comparison show: its trials in order, the axes that they send over, and points to draw."""
+"""Data shown by all views of a comparison: sorted trials, columns of bytes sent, and points of the chart."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -9,139 +9,158 @@ from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import BYTE_UNITS, significant
 
-MOST_SENT = 4  # columns
-SEEN = 0.001  # of what a trial sends: less, over several axes at once, has no column
+MOST_SENT = 4  # columns of bytes, at most
+SEEN = 0.001  # share of a trial's bytes: combinations of axes below it have no column
 OTHERS = "others"
-_NEXT_UNIT = 9_999.5  # of a column that has one unit
+_NEXT_UNIT = 9_999.5  # values from which on a column has the next unit
 
 
-def in_order(comparison: Comparison) -> list[Trial]:
-    """By step time; then what does not fit, and last what could not run."""
+def sorted_trials(comparison: Comparison) -> list[Trial]:
+    """Return the trials by step time, then those that do not fit, then those that failed."""
 
     def key(trial: Trial) -> tuple[bool, bool, bool, float, int]:
         seconds = comparison.seconds(trial)
-        return failed(trial), trial.fits is False, seconds is None, seconds or 0.0, trial.peak or 0
+        return has_failed(trial), trial.fits is False, seconds is None, seconds or 0.0, trial.peak or 0
 
     return sorted(comparison.trials, key=key)
 
 
-def axes_of(comparison: Comparison) -> MeshInfo:
-    """All mesh axes of a comparison, as of one mesh: no two of them look alike."""
+def merged_mesh(comparison: Comparison) -> MeshInfo:
+    """Return one mesh with the axes of all trials, so that each axis has a look of its own. Only the axes are
+    meaningful."""
     axes = {axis: size for trial in comparison.trials for axis, size in reversed(trial.mesh.items())}
     names = list(dict.fromkeys(axis for trial in comparison.trials for axis in trial.mesh))
+    # Hues are numbered per mesh: two axes of different meshes could have the same hue.
     return MeshInfo({name: axes[name] for name in names}, "", "", "", (), 1)
 
 
-def runs_of(comparison: Comparison) -> list[tuple[str, Metrics | None]]:
-    """The metrics of each trial with its name, in the order of the trials; a report of the past goes by its number."""
+def trial_metrics(comparison: Comparison) -> list[tuple[str, Metrics | None]]:
+    """Return (name, metrics) of each trial, in the order of the trials; None for a trial without a report.
+
+    The name of a report of the past begins with its number.
+    """
     names = words.trial_names(comparison)
     return [
-        (
-            f"{words.report_text(t) or ''} {names[t.key].text}".strip(),
-            None if t.report is None else t.report.metrics,
-        )
+        (f"{words.report_text(t) or ''} {names[t.key].text}".strip(), None if t.report is None else t.report.metrics)
         for t in comparison.trials
     ]
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Bytes that one device sends in a step, over each of `names`: an axis, several at once as `data+model`, `?` where
-    it is not known over which, or what else there is. All are told in `unit`; `left_out` says that some are too few
-    to tell."""
+class SentColumns:
+    """Columns of a table of bytes sent by one device in a step.
+
+    Attributes:
+        names: Column names: a mesh axis, several axes as `data+model`, `?` for unknown axes, or `OTHERS`.
+        unit: Unit of all columns.
+        largest: Largest number of bytes in the table.
+        has_omitted: Whether some bytes are too few for a column.
+    """
 
     names: tuple[str, ...]
     unit: str
-    most: int
-    left_out: bool
+    largest: int
+    has_omitted: bool
 
-    def of(self, trial: Trial) -> list[int | None]:
-        """The bytes of a trial over each; None over an axis that its mesh has not."""
+    def bytes_of(self, trial: Trial) -> list[int | None]:
+        """Return the bytes of a trial in each column; None for an axis that its mesh does not have."""
         sent = trial.sent or {}
         rest = [size for name, size in sent.items() if name not in self.names]
         others = {OTHERS: sum(rest)} if rest and OTHERS in self.names else {}
         return [(sent | others).get(name) for name in self.names]
 
     def text(self, size: int) -> str:
-        """`size` in the unit, which stands in the head."""
+        """Return bytes as a number in `unit`, without the unit, as the column's head has it."""
         value = size / 1024 ** BYTE_UNITS.index(self.unit)
         if 0 < value < 0.01:
             return "<0.01"
         return f"{round(value):,}" if value >= 999.5 else significant(value) if value else "0"
 
 
-def sent_of(comparison: Comparison) -> Sent:
-    """The columns: mesh axes in their order, then what goes over several at once; those over which nothing is sent are
-    left out."""
+def sent_columns(comparison: Comparison) -> SentColumns:
+    """Return the columns of bytes sent: mesh axes in order, then combinations of axes.
+
+    Columns without any bytes are omitted, and combinations of axes with less than 0.1% of what each trial sends. Beyond
+    `MOST_SENT` columns the smallest are merged into `OTHERS`.
+    """
     every = [trial.sent for trial in comparison.trials if trial.sent]
     most = {name: max(sent.get(name, 0) for sent in every) for sent in every for name in sent}
-    told = {
+    with_bytes = {
         name
         for sent in every
         for name, size in sent.items()
         if size and ("+" not in name or size >= SEEN * sum(sent.values()))
     }
-    kept = sorted(told, key=lambda name: -most[name])
-    if len(kept) > MOST_SENT:
-        kept = kept[: MOST_SENT - 1]
-    order = [*axes_of(comparison).axes, *most]
-    names = sorted(kept, key=order.index) + [OTHERS] * (len(kept) < len(told))
+    shown = sorted(with_bytes, key=lambda name: -most[name])
+    if len(shown) > MOST_SENT:
+        shown = shown[: MOST_SENT - 1]
+    order = [*merged_mesh(comparison).axes, *most]
+    names = sorted(shown, key=order.index) + [OTHERS] * (len(shown) < len(with_bytes))
     largest = max((max(comparison for comparison in sent.values()) for sent in every), default=0)
     unit = next((u for i, u in enumerate(BYTE_UNITS) if largest / 1024**i < _NEXT_UNIT), BYTE_UNITS[-1])
-    return Sent(tuple(names), unit, largest, len(told) < sum(map(bool, most.values())))
+    return SentColumns(tuple(names), unit, largest, len(with_bytes) < sum(map(bool, most.values())))
 
 
 @dataclass(frozen=True)
-class Point:
-    """Trials that stand at the same place of the chart. `tail`: the step time that was predicted for a measured one."""
+class TrialPoint:
+    """Trials at one position of the chart.
+
+    Attributes:
+        names: Names of the trials.
+        seconds: Step time.
+        peak: Peak memory in bytes.
+        predicted: Predicted step time beside a measured one, in seconds; None if there is none to compare.
+        on_front: Whether one of the trials is on the Pareto front.
+        usable: Whether one of the trials fits and has the numbers of the plain step.
+    """
 
     names: tuple[str, ...]
     seconds: float
     peak: int
-    tail: float | None
+    predicted: float | None
     on_front: bool
     usable: bool
 
 
-def points_of(comparison: Comparison) -> list[Point]:
-    """Those with a peak and a step time, in their order."""
+def trial_points(comparison: Comparison) -> list[TrialPoint]:
+    """Return the points of all trials with a peak and a finite step time, in the order of the table."""
     names, front = words.trial_names(comparison), {trial.key for trial in comparison.front}
     usable = {trial.key for trial in comparison.usable}
-    places: dict[tuple[float, int], list[Trial]] = {}
-    for trial in in_order(comparison):
+    trials_at: dict[tuple[float, int], list[Trial]] = {}
+    for trial in sorted_trials(comparison):
         seconds = comparison.seconds(trial)
         if seconds is not None and isfinite(seconds) and trial.peak is not None:
-            places.setdefault((seconds, trial.peak), []).append(trial)
+            trials_at.setdefault((seconds, trial.peak), []).append(trial)
     return [
-        Point(
+        TrialPoint(
             tuple(names[t.key].text for t in group),
             seconds,
             peak,
-            next((tail for t in group if (tail := words.tail(comparison, t)) is not None), None),
+            next((tail for t in group if (tail := words.comparable_prediction(comparison, t)) is not None), None),
             any(t.key in front for t in group),
             any(t.key in usable for t in group),
         )
-        for (seconds, peak), group in places.items()
+        for (seconds, peak), group in trials_at.items()
     ]
 
 
 def limit_of(comparison: Comparison) -> int | None:
-    """The memory limit that all trials have; None where there is none, or they have several."""
+    """Return the memory limit shared by all trials in bytes; None if there is no limit, or several."""
     known = {trial.limit for trial in comparison.trials if trial.limit is not None}
     return known.pop() if len(known) == 1 else None
 
 
-def over_text(name: str) -> str:
-    """What stands at the head of a column of bytes sent."""
+def column_title(name: str) -> str:
+    """Return the heading of a column of bytes sent."""
     return words.axes_text(None) if name == "?" else name
 
 
 def flops_of(trial: Trial) -> float | None:
-    """FLOPs of one device in a step."""
+    """Return the FLOPs of one device in a step, None if unknown."""
     timing = None if trial.report is None else trial.report.timing
     return None if timing is None else timing.device_flops
 
 
-def failed(trial: Trial) -> bool:
-    """Whether it could not be compiled, or did not run to its end."""
+def has_failed(trial: Trial) -> bool:
+    """Return whether a trial could not be compiled, or did not run to its end."""
     return trial.report is None or trial.why is not None

@@ -1,14 +1,14 @@
-"""A comparison as the widget reads it: every trial as numbers and texts, and what two of them can differ in."""
+"""Data of a comparison for its widget: each trial as numbers and texts, and details for a comparison of two."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.report.parts import finite
+from jaxshard_magic.report.parts import finite_or_none
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.comparison.pairs import pairs
+from jaxshard_magic.views.comparison.trial_details import trial_details
 from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable, seconds_text
-from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
+from jaxshard_magic.views.payload_encoding import axis_numbers, compressed, span_pairs
 from jaxshard_magic.views.training.payload import curves_payload
 from jaxshard_magic.views.words import comparison as words
 from jaxshard_magic.views.words import percent_text
@@ -17,14 +17,14 @@ VERSION = 1
 
 
 def packed_comparison(comparison: Comparison) -> bytes:
-    """The payload as compact JSON in UTF-8, compressed with zlib."""
+    """Return the payload as compact JSON in UTF-8, compressed with zlib."""
     return compressed(payload(comparison))
 
 
 def payload(comparison: Comparison) -> dict[str, Any]:
-    """What the comparison's widget shows, as data that JSON can hold. Names are plain text, never markup."""
+    """Return the data of the comparison's widget, ready for JSON. Names are plain text, never markup."""
     reports = filter(None, (trial.report for trial in comparison.trials))
-    index, sent = axis_numbers(data.axes_of(comparison).axes, reports), data.sent_of(comparison)
+    index, sent = axis_numbers(data.merged_mesh(comparison).axes, reports), data.sent_columns(comparison)
     limit = data.limit_of(comparison)
     names, front = words.trial_names(comparison), {id(trial) for trial in comparison.front}
     return {
@@ -43,40 +43,38 @@ def payload(comparison: Comparison) -> dict[str, Any]:
         },
         "trials": [
             _trial(comparison, trial, names[trial.key], sent)
-            | {
-                "mesh": [[index[axis], size] for axis, size in trial.mesh.items()],
-                "front": id(trial) in front,
-            }
+            | {"mesh": [[index[axis], size] for axis, size in trial.mesh.items()], "front": id(trial) in front}
             for trial in comparison.trials
         ],
         "left": [printable(line) for line in comparison.left],
-        "pairs": pairs(comparison, index),
-        "curves": curves_payload(data.runs_of(comparison)),
+        "pairs": trial_details(comparison, index),
+        "curves": curves_payload(data.trial_metrics(comparison)),
     }
 
 
-def first_shown(comparison: Comparison) -> int | None:
-    """The position of the trial to show at first: the fastest, else the smallest; None where there is no answer."""
+def default_trial(comparison: Comparison) -> int | None:
+    """Return the position of the trial shown at first: the fastest, else the smallest; None if neither is known."""
     best = comparison.fastest or comparison.smallest
     return next((i for i, trial in enumerate(comparison.trials) if trial is best), None)
 
 
 def _over(name: str, index: Mapping[str, int]) -> list[int] | None:
-    """The axes that a column of what is sent is over; None where these are not known, or several columns."""
+    """Return the indices of the axes of a column of bytes sent; None for unknown axes, and for merged columns."""
     axes = name.split("+")
     return [index[axis] for axis in axes] if all(axis in index for axis in axes) else None
 
 
-def _trial(comparison: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -> dict[str, Any]:
-    seconds, failed = finite(comparison.seconds(trial)), data.failed(trial)
-    sizes, check = sent.of(trial), None if trial.report is None else trial.report.check
+def _trial(comparison: Comparison, trial: Trial, name: words.TrialName, sent: data.SentColumns) -> dict[str, Any]:
+    """Return the data of one trial."""
+    seconds, failed = finite_or_none(comparison.seconds(trial)), data.has_failed(trial)
+    sizes, check = sent.bytes_of(trial), None if trial.report is None else trial.report.check
     return {
         "name": printable(name.strategy),
         "more": printable(name.options),
         "label": printable(name.text),
         "line": printable(trial.line),
         "failed": failed,
-        "why": [printable(part) for part in words.not_run(trial)] if failed else None,
+        "why": [printable(part) for part in words.failure_parts(trial)] if failed else None,
         "fix": None if trial.fix is None else printable(trial.fix),
         "fits": _answer(words.fits_answer(trial)),
         "over": trial.fits is False,
@@ -85,32 +83,30 @@ def _trial(comparison: Comparison, trial: Trial, name: words.Name, sent: data.Se
         "seconds": seconds,
         "seconds_text": words.step_text(comparison, trial),
         "apart": words.is_predicted(comparison, trial),
-        "tail": finite(words.tail(comparison, trial)),
+        "tail": finite_or_none(words.comparable_prediction(comparison, trial)),
         "sent": sizes,
         "sent_text": [UNKNOWN if size is None else sent.text(size) for size in sizes],
-        "bubble": finite(trial.bubble),
+        "bubble": finite_or_none(trial.bubble),
         "bubble_text": percent_text(trial.bubble),
         "same": _answer(words.same_answer(trial)),
-        "differs": None if check is None else finite(words.largest_difference(check)),
+        "differs": None if check is None else finite_or_none(words.largest_difference(check)),
         "point": not failed and seconds is not None and trial.peak is not None,
         "facts": [[term, printable(told)] for term, told in _facts(comparison, trial)],
     }
 
 
-def _answer(answer: words.Answer) -> list[str | None]:
+def _answer(answer: words.SignedAnswer) -> list[str | None]:
     return [answer.sign, answer.word, answer.more]
 
 
 def _facts(comparison: Comparison, trial: Trial) -> list[tuple[str, str]]:
-    """What is told of a chosen trial beside the picture."""
+    """Return (term, text) pairs for the chosen trial beside the picture."""
     told = [("report", number)] if (number := words.report_text(trial)) else []
     if trial.measured is not None:
         beside = words.prediction_text(comparison, trial)
         how = f", predicted {beside}" if beside else ""
-        told.append(
-            ("this CPU took" if trial.simulated else "measured", f"{seconds_text(trial.measured)}{how}")
-        )
-    if trial.predicted is not None and words.tail(comparison, trial) is None:
+        told.append(("this CPU took" if trial.simulated else "measured", f"{seconds_text(trial.measured)}{how}"))
+    if trial.predicted is not None and words.comparable_prediction(comparison, trial) is None:
         on = trial.report.timing.on if trial.report and trial.report.timing else None
         told.append(("predicted", f"{seconds_text(trial.predicted)}{f' for {on}' if on else ''}"))
     if trial.peak is not None:

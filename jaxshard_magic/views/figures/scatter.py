@@ -1,4 +1,4 @@
-"""Peak memory against step time of a comparison's trials, with the Pareto front."""
+"""Peak memory against step time of compared trials, with the Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,36 +9,38 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import words
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.comparison.axes import Axis, Plane, axes
-from jaxshard_magic.views.comparison.labels import Label, labels
-from jaxshard_magic.views.figures.look import CLEAR, frame
+from jaxshard_magic.views.comparison.plot_axes import PlotArea, PlotAxis, axes_for
+from jaxshard_magic.views.comparison.point_labels import PointLabel, place_labels
+from jaxshard_magic.views.figures.figure_layout import CLEAR, figure_layout
 from jaxshard_magic.views.format import byte_text, limit_text, seconds_text, share_text
-from jaxshard_magic.views.tags import text
+from jaxshard_magic.views.html_tags import escaped
 
-WIDTH, HEIGHT = 700, 300  # px; of the width that names have room in, any page may show more
+WIDTH, HEIGHT = 700, 300  # px for the placement of names; a page may be wider
 FRONT, OTHERS, UNUSABLE = "on the Pareto front", "others", "does not fit, or has other numbers"
 
 
 def scatter(comparison: Comparison, colours: Mapping[str, str]) -> go.Figure:
-    """The figure: a point for each trial that has a step time and a peak."""
-    points = data.points_of(comparison)
+    """Return the figure, with a point for each trial that has a step time and a peak.
+
+    Raises:
+        ShardError: No trial has both.
+    """
+    points = data.trial_points(comparison)
     if not points:
-        raise ShardError(
-            "no trial of this comparison has both a step time and a peak memory, so it has no figure"
-        )
+        raise ShardError("no trial of this comparison has both a step time and a peak memory, so it has no figure")
     limit = data.limit_of(comparison)
-    seconds, size = axes(points, limit)
-    named = labels(Plane(seconds, size, WIDTH, HEIGHT, 0, 0, 0, 0), points, limit)
-    beside = {id(label.point): label for label in named if label.place}
+    seconds, size = axes_for(points, limit)
+    named = place_labels(PlotArea(seconds, size, WIDTH, HEIGHT, 0, 0, 0, 0), points, limit)
+    adjacent_labels = {id(label.point): label for label in named if label.text_position}
     chart = go.Figure()
     _draw_front(chart, [point for point in points if point.on_front], seconds, size, colours)
-    if any(point.tail is not None for point in points):
+    if any(point.predicted is not None for point in points):
         chart.add_trace(_tails(points, seconds, size, colours))
     for name, group in _groups(points).items():
-        chart.add_trace(_marks(comparison, name, group, beside, seconds, size, colours))
+        chart.add_trace(_marks(comparison, name, group, adjacent_labels, seconds, size, colours))
     lead = "".join(span.text for span in words.comparison_lead(comparison))
     head, _, rest = lead.partition(". ")
-    chart.update_layout(frame(f"{text(head.rstrip('.'))}.", f" {text(rest)}", "trials", HEIGHT, colours))
+    chart.update_layout(figure_layout(f"{escaped(head.rstrip('.'))}.", f" {escaped(rest)}", "trials", HEIGHT, colours))
     chart.update_layout(margin_l=56, margin_b=48)
     source = words.source_text(comparison)
     chart.update_xaxes(_axis(seconds, f"step time, {seconds.unit} ({source})", colours))
@@ -48,17 +50,17 @@ def scatter(comparison: Comparison, colours: Mapping[str, str]) -> go.Figure:
     return chart
 
 
-def _groups(points: Sequence[data.Point]) -> dict[str, list[data.Point]]:
-    groups: dict[str, list[data.Point]] = {FRONT: [], OTHERS: [], UNUSABLE: []}
+def _groups(points: Sequence[data.TrialPoint]) -> dict[str, list[data.TrialPoint]]:
+    groups: dict[str, list[data.TrialPoint]] = {FRONT: [], OTHERS: [], UNUSABLE: []}
     for point in points:
         groups[FRONT if point.on_front else OTHERS if point.usable else UNUSABLE].append(point)
     return {name: group for name, group in groups.items() if group}
 
 
 def _draw_front(
-    chart: go.Figure, front: Sequence[data.Point], seconds: Axis, size: Axis, colours: Mapping[str, str]
+    chart: go.Figure, front: Sequence[data.TrialPoint], seconds: PlotAxis, size: PlotAxis, colours: Mapping[str, str]
 ) -> None:
-    """The staircase through the front, to the edges of the plot."""
+    """Draw the staircase through the front, to the edges of the plot."""
     if not front:
         return
     ordered = sorted(front, key=lambda p: (p.seconds, p.peak))
@@ -74,11 +76,14 @@ def _draw_front(
     )
 
 
-def _tails(points: Sequence[data.Point], seconds: Axis, size: Axis, colours: Mapping[str, str]) -> go.Scatter:
-    """From each point's prediction to what was measured."""
-    pairs = [(p, p.tail) for p in points if p.tail is not None]
+def _tails(
+    points: Sequence[data.TrialPoint], seconds: PlotAxis, size: PlotAxis, colours: Mapping[str, str]
+) -> go.Scatter:
+    """Return lines from the predicted to the measured step time of each point."""
+    pairs = [(p, p.predicted) for p in points if p.predicted is not None]
     return go.Scatter(
         name="from the prediction",
+        # None ends a line: plotly draws all tails as one trace with one entry in the legend.
         x=[v for p, tail in pairs for v in (tail / seconds.scale, p.seconds / seconds.scale, None)],
         y=[v for p, _ in pairs for v in (p.peak / size.scale, p.peak / size.scale, None)],
         mode="lines",
@@ -90,10 +95,10 @@ def _tails(points: Sequence[data.Point], seconds: Axis, size: Axis, colours: Map
 def _marks(
     comparison: Comparison,
     name: str,
-    points: Sequence[data.Point],
-    beside: Mapping[int, Label],
-    seconds: Axis,
-    size: Axis,
+    points: Sequence[data.TrialPoint],
+    beside: Mapping[int, PointLabel],
+    seconds: PlotAxis,
+    size: PlotAxis,
     colours: Mapping[str, str],
 ) -> go.Scatter:
     names = [beside.get(id(point)) for point in points]
@@ -105,8 +110,8 @@ def _marks(
         x=[point.seconds / seconds.scale for point in points],
         y=[point.peak / size.scale for point in points],
         mode="markers+text",
-        text=["" if label is None else text(label.text) for label in names],
-        textposition=["middle right" if label is None else label.place for label in names],
+        text=["" if label is None else escaped(label.text) for label in names],
+        textposition=["middle right" if label is None else label.text_position for label in names],
         textfont={"size": 11, "color": colours["ink" if name == FRONT else "ink-2"]},
         marker=marker,
         customdata=[_told(comparison, point) for point in points],
@@ -114,19 +119,19 @@ def _marks(
     )
 
 
-def _told(comparison: Comparison, point: data.Point) -> list[str]:
-    """The names, the step time and the peak of a point."""
+def _told(comparison: Comparison, point: data.TrialPoint) -> list[str]:
+    """Return the hover text of a point: names, step time and peak."""
     limit = data.limit_of(comparison)
-    tail = "" if point.tail is None else f", predicted {seconds_text(point.tail)}"
+    tail = "" if point.predicted is None else f", predicted {seconds_text(point.predicted)}"
     share = "" if limit is None else f", {share_text(point.peak / limit)} of {limit_text(limit)}"
     return [
-        "<br>".join(f"<b>{text(name)}</b>" for name in point.names),
+        "<br>".join(f"<b>{escaped(name)}</b>" for name in point.names),
         f"{seconds_text(point.seconds)} {words.source_text(comparison)}{tail}",
         f"{byte_text(point.peak)}{share}",
     ]
 
 
-def _draw_limit(chart: go.Figure, limit: int, size: Axis, colours: Mapping[str, str]) -> None:
+def _draw_limit(chart: go.Figure, limit: int, size: PlotAxis, colours: Mapping[str, str]) -> None:
     told = {"text": f"limit {limit_text(limit)}", "font": {"color": colours["error"]}}
     told |= {"xanchor": "right", "yanchor": "bottom"}
     if limit <= size.high:
@@ -136,7 +141,7 @@ def _draw_limit(chart: go.Figure, limit: int, size: Axis, colours: Mapping[str, 
     chart.add_annotation(told | {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "showarrow": False})
 
 
-def _axis(axis: Axis, title: str, colours: Mapping[str, str]) -> dict[str, Any]:
+def _axis(axis: PlotAxis, title: str, colours: Mapping[str, str]) -> dict[str, Any]:
     return {
         "title": {"text": title, "font": {"size": 12}, "standoff": 8},
         "range": [axis.low / axis.scale, axis.high / axis.scale],

@@ -1,1 +1,1 @@
-"""Where the time of a recorded step went, as text, as HTML without script, and in a widget."""
+"""Time breakdown of a recorded step as text, as HTML without script, and in a widget."""

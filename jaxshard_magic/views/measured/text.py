@@ -1,4 +1,4 @@
-"""Where the time of a recorded step went, for a terminal."""
+"""Time breakdown of a recorded step for a terminal."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,26 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, count_text, printable, share_text
 from jaxshard_magic.views.measured import data
 from jaxshard_magic.views.source_lines import code_text
-from jaxshard_magic.views.terminal import cells, pad, plain, shorten, table, wrap
+from jaxshard_magic.views.terminal import display_width, pad, plain_signs, shorten, table, wrap
 
 ROWS, LEAST_SOURCE, DEVICES = 12, 16, 8
 
 
 def lines(report: Report, width: int) -> list[str]:
-    """The words, the lines of code by time, the collectives and the devices; nothing where nothing was measured."""
+    """Return the text, lines of code by time, collectives and devices; empty without a measurement.
+
+    Args:
+        report: Report to show.
+        width: Columns of the terminal.
+    """
     m = report.measured
     if m is None:
         return []
-    lead = "".join(span.text for span in words.spent_lead(m))
-    said = f"{lead} {words.sentence_case(words.spent_about(m))}"
-    notes = [line for note in words.spent_notes(report) for line in wrap(plain(printable(note)), width)]
+    lead = "".join(span.text for span in words.measured_lead(m))
+    summary = f"{lead} {words.sentence_case(words.measured_about(m))}"
+    notes = [line for note in words.measured_notes(report) for line in wrap(plain_signs(printable(note)), width)]
     tables = [*_lines(report, width), *_collectives(report, width), *_devices(report, width)]
-    return [*wrap(plain(said), width), *notes, *tables]
+    return [*wrap(plain_signs(summary), width), *notes, *tables]
 
 
 def _lines(report: Report, width: int) -> list[str]:
@@ -30,22 +35,22 @@ def _lines(report: Report, width: int) -> list[str]:
     if not shown:
         return []
     names = [shorten(printable(row.name), width // 5) for row in shown]
-    before = max(map(cells, names))
+    name_width = max(map(display_width, names))
     heads = data.heads(shown)
     while True:
-        columns = {head: [plain(row.figures[head]) or UNKNOWN for row in shown] for head in heads}
+        columns = {head: [plain_signs(row.figures[head]) or UNKNOWN for row in shown] for head in heads}
         figures = table(columns, ("phase",))
-        room = width - before - 4 - cells(figures[0])
+        room = width - name_width - 4 - display_width(figures[0])
         less = [head for head in ("compute", "waiting", "moving", "of step") if head in heads]
         if room >= LEAST_SOURCE or not less:
             break
         heads = [head for head in heads if head != less[0]]
-    told = ["", pad("Lines by measured time", before + room + 4) + figures[0]]
+    text_lines = ["", pad("Lines by measured time", name_width + room + 4) + figures[0]]
     for name, row, figure in zip(names, shown, figures[1:], strict=True):
-        source = code_text(row.text, row.calls, room)
-        told.append(f"  {pad(name, before, 'right')}  {pad(source, room)}{figure}")
+        source = code_text(row.text, row.callers, room)
+        text_lines.append(f"  {pad(name, name_width, 'right')}  {pad(source, room)}{figure}")
     left = sum(row.share for row in rest)
-    return [*told, *([f"  {count_text(len(rest))} more take {share_text(left)} of the step"] if rest else [])]
+    return [*text_lines, *([f"  {count_text(len(rest))} more take {share_text(left)} of the step"] if rest else [])]
 
 
 def _collectives(report: Report, width: int) -> list[str]:
@@ -63,14 +68,19 @@ def _devices(report: Report, width: int) -> list[str]:
     return [*_fitting(heads, rows[:DEVICES], ("hidden", "idle"), width), *more]
 
 
-def _fitting(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], width: int
-) -> list[str]:
-    """A table below an empty line, without the columns of `less` that there is no room for."""
-    told = [[plain(printable(cell)) for cell in column] for column in zip(*rows, strict=True)]
+def _fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], width: int) -> list[str]:
+    """Return a table below an empty line.
+
+    Args:
+        heads: Column heads.
+        rows: Cells.
+        less: Columns to drop if the table is too wide, the first one first.
+        width: Columns of the terminal.
+    """
+    told = [[plain_signs(printable(cell)) for cell in column] for column in zip(*rows, strict=True)]
     columns = dict(zip(heads, told, strict=True))
     lefts = ("collective", "over")
     for head in less:
-        if cells(table(columns, lefts)[0]) > width:
+        if display_width(table(columns, lefts)[0]) > width:
             columns.pop(head, None)
     return ["", *table(columns, lefts)]

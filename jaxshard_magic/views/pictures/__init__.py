@@ -1,1 +1,1 @@
-"""The pictures of what is shown, each as an SVG document of its own that needs no page around it."""
+"""Pictures of reports, comparisons and pipelines as standalone SVG documents."""

@@ -1,29 +1,29 @@
-"""The picture of communication: what is sent by kind of collective and mesh axes, and by line of code."""
+"""Picture of communication: bytes sent by kind of collective and mesh axes, and by line of code."""
 
 from collections.abc import Sequence
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import svg, words
-from jaxshard_magic.views.divided.figures import turn_figures
+from jaxshard_magic.views.experts_positions.figures import ring_figures
 from jaxshard_magic.views.format import UNKNOWN, count_text, share_text
-from jaxshard_magic.views.pictures import divided
-from jaxshard_magic.views.pictures.sheet import ROOM, Sheet, fitting
+from jaxshard_magic.views.pictures import experts_positions
+from jaxshard_magic.views.pictures.sheet import CONTENT_WIDTH, Sheet, columns_in
 from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.terminal import clip
 from jaxshard_magic.views.words import Span
 
 KINDS, LINES = 10, 14
-OVER, COUNT, BAR, SENT, ROW = 130, 330, 350, ROOM - 110, 20  # px
+OVER, COUNT, BAR, SENT, ROW = 130, 330, 350, CONTENT_WIDTH - 110, 20  # px: positions of columns, height of a row
 SOURCE, LINE_BAR, HIGH = 80, 500, 10
 
 
 def communication(report: Report, theme: str) -> str:
-    """The collectives of a report, the heaviest kinds first, and its lines in their order."""
+    """Draw the collectives of a report, the heaviest kinds first, and its lines in source order; return SVG."""
     rows = report.collectives or ()
     sheet, timed = Sheet(report.mesh), comm.is_timed(report)
     sheet.sentence(words.communication_lead(report))
-    kinds, sending = comm.kinds(report, rows), comm.lines(report)
+    kinds, sending = comm.group_by_kind(report, rows), comm.group_by_line(report)
     weigh = comm.weight(report)
     if kinds:
         _heads(sheet, {OVER: "over", COUNT: "count"}, timed)
@@ -37,19 +37,19 @@ def communication(report: Report, theme: str) -> str:
     if sending:
         sheet.title("By line")
         _heads(sheet, {0: "line"}, timed)
-        shown, most = comm.in_order(report, sending[:LINES]), weigh(sending[0].part) or 1
-        for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
-            room = fitting(LINE_BAR - SOURCE - 12, mono=True)
+        shown, most = comm.in_source_order(report, sending[:LINES]), weigh(sending[0].group) or 1
+        for line, name in zip(shown, comm.line_labels(shown, UNKNOWN), strict=True):
+            room = columns_in(LINE_BAR - SOURCE - 12, mono=True)
             known = line.number is not None
-            source = code_text(line.text, line.calls, room) if known else clip(comm.UNTRACED, room)
-            sheet.text(0, _clipped(name, fitting(SOURCE)), down=12)
+            source = code_text(line.text, line.callers, room) if known else clip(comm.UNTRACED, room)
+            sheet.text(0, _clipped(name, columns_in(SOURCE)), down=12)
             sheet.text(SOURCE, source, down=12, mono=True)
-            parts = comm.kinds(report, line.part.collectives)
+            parts = comm.group_by_kind(report, line.group.collectives)
             sheet.draw(LINE_BAR, _bar(report, parts, most, SENT - 80 - LINE_BAR), down=3)
-            _figures(sheet, report, line.part, timed)
+            _figures(sheet, report, line.group, timed)
     left = len(sending) - LINES
     sheet.small(f"{count_text(left)} more lines send less" if left > 0 else "")
-    divided.add(sheet, turn_figures(report), report.mesh)
+    experts_positions.add_figures(sheet, ring_figures(report), report.mesh)
     return sheet.svg("communication", theme)
 
 
@@ -57,31 +57,31 @@ def _heads(sheet: Sheet, names: dict[int, str], timed: bool) -> None:
     for x, name in names.items():
         sheet.text(x, [Span(name, "quiet")], down=11, end=x == COUNT, size=11)
     sheet.text(SENT, [Span("sent per device", "quiet")], down=11, end=True, size=11)
-    sheet.text(ROOM, [Span("predicted" if timed else "share", "quiet")], down=11, end=True, size=11)
-    sheet.down(ROW)
+    sheet.text(CONTENT_WIDTH, [Span("predicted" if timed else "share", "quiet")], down=11, end=True, size=11)
+    sheet.skip(ROW)
 
 
-def _figures(sheet: Sheet, report: Report, part: comm.Part, timed: bool) -> None:
-    total = words.sent(report)
+def _figures(sheet: Sheet, report: Report, part: comm.CollectiveGroup, timed: bool) -> None:
+    total = words.sent_bytes(report)
     sheet.text(SENT, part.sent_text, down=12, end=True)
     share = part.seconds_text if timed else share_text(part.sent / total if total else 0)
-    sheet.text(ROOM, share, down=12, end=True)
-    sheet.down(ROW)
+    sheet.text(CONTENT_WIDTH, share, down=12, end=True)
+    sheet.skip(ROW)
 
 
 def _clipped(name: str, room: int) -> str:
-    """`long_na…:31`: the name of a line in `room` signs, its number whole."""
+    """Shorten the name of a line to `room` columns, and keep its number whole: `long_na…:31`."""
     file, colon, number = name.rpartition(":")
     return clip(file, room - len(colon + number)) + colon + number
 
 
-def _over(part: comm.Part) -> list[Span]:
+def _over(part: comm.CollectiveGroup) -> list[Span]:
     if not part.axes:
-        return [Span(clip(part.over, fitting(COUNT - OVER - 50)))]
+        return [Span(clip(part.axes_text, columns_in(COUNT - OVER - 50)))]
     return [span for i, axis in enumerate(part.axes) for span in (Span(" " * bool(i)), Span(axis, "axis"))]
 
 
-def _bar(report: Report, parts: Sequence[comm.Part], most: float, width: float) -> str:
+def _bar(report: Report, parts: Sequence[comm.CollectiveGroup], most: float, width: float) -> str:
     weigh = comm.weight(report)
     pieces = [
         (

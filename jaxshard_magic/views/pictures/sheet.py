@@ -1,4 +1,4 @@
-"""What a picture is drawn on: a sheet of one width that is filled from its top, in the colours of a theme."""
+"""Drawing surface of pictures: a sheet of fixed width, filled from the top, in the colours of a theme."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,56 +8,59 @@ from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.colours import THEMES
 from jaxshard_magic.views.format import printable
+from jaxshard_magic.views.html_document import colour_rules
 from jaxshard_magic.views.hues import HUES
-from jaxshard_magic.views.page import colour_rules
-from jaxshard_magic.views.terminal import cells
+from jaxshard_magic.views.terminal import display_width
 from jaxshard_magic.views.words import Span
 
-ROOM, MARGIN = 860, 16  # px of what is drawn, and around it
-SMALL, BASE, VERDICT = 11.5, 13, 15  # px of letters
+CONTENT_WIDTH, MARGIN = 860, 16  # px: width of the content, margin around it
+SMALL, BASE, VERDICT = 11.5, 13, 15  # font sizes in px
 _SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 _MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-_WIDE, _MONO_WIDE = 0.53, 0.61  # of a letter, as a share of its height; what draws it chooses the fonts
+# SVG does not break lines, so `Sheet` does, by estimated widths.
+_WIDE, _MONO_WIDE = 0.53, 0.61  # mean width of a letter, in font sizes; the viewer chooses the font
 _LINE = 1.4
 
 
 class Sheet:
-    """`y` is where the next line begins; marks are placed from the sheet's margin on, in px.
+    """Sheet of an SVG picture; coordinates are px from its margins.
+
+    `y` is the top of the next line.
 
     Args:
-        mesh: whose axes have their hues; None where none is named.
-        room: px of what is drawn, without the margins.
+        mesh: Gives the hues of axes; None if no axis is drawn.
+        width: Width of the content in px, without margins.
     """
 
-    def __init__(self, mesh: MeshInfo | None = None, room: float = ROOM):
-        self.mesh, self.room, self.y = mesh, room, float(MARGIN)
+    def __init__(self, mesh: MeshInfo | None = None, width: float = CONTENT_WIDTH):
+        self.mesh, self.width, self.y = mesh, width, float(MARGIN)
         self._marks: list[str] = []
 
-    def down(self, px: float) -> None:
-        """Leave room."""
+    def skip(self, px: float) -> None:
+        """Skip `px` of height."""
         self.y += px
 
     def sentence(self, spans: Iterable[Span], size: float = VERDICT) -> None:
-        """A sentence over the sheet's width, broken between words."""
-        most, line, used = int(self.room / (size * _WIDE)), list[Span](), 0
+        """Write a sentence over the width of the sheet, broken between words."""
+        most, line, used = int(self.width / (size * _WIDE)), list[Span](), 0
         for word in _words(spans):
-            if used + cells(word.text.rstrip()) > most and line:
+            if used + display_width(word.text.rstrip()) > most and line:
                 self._line(line, size)
                 line, used = [], 0
             line.append(word)
-            used += cells(word.text)
+            used += display_width(word.text)
         if line:
             self._line(line, size)
-        self.down(4)
+        self.skip(4)
 
     def small(self, *lines: str) -> None:
-        """Small print; each in lines of its own, empty ones left out."""
+        """Write small print. Each argument begins a line; empty ones are skipped."""
         for line in filter(None, lines):
             self.sentence([Span(line, "quiet")], SMALL)
 
     def title(self, said: str) -> None:
-        """What the rows below it are."""
-        self.down(8)
+        """Write a heading for the rows below."""
+        self.skip(8)
         self.sentence([Span(said, "strong")], BASE)
 
     def text(
@@ -70,28 +73,58 @@ class Sheet:
         end: bool = False,
         size: float = 12,
     ) -> None:
-        """A text that begins at `x`, or ends there, on the line that lies `down` px below."""
+        """Write text on one line.
+
+        Args:
+            x: Start of the text, or its end if `end`.
+            spans: Text.
+            down: Px from the top of the next line to the baseline.
+            mono: Whether to use a monospaced font.
+            end: Whether the text ends at `x`.
+            size: Font size in px.
+        """
         spans = [Span(spans)] if isinstance(spans, str) else spans
         pieces = "".join(map(self._span, spans))
         family = f' font-family="{_MONO}"' if mono else ""
         anchor = ' text-anchor="end"' if end else ""
-        at = f'x="{svg.number(MARGIN + x)}" y="{svg.number(self.y + down)}" font-size="{size}"'
+        at = f'x="{svg.coordinate(MARGIN + x)}" y="{svg.coordinate(self.y + down)}" font-size="{size}"'
+        # By default SVG joins spaces, and drops those at the ends of a text.
         self._marks.append(f'<text {at}{family}{anchor} xml:space="preserve">{pieces}</text>')
 
     def draw(self, x: float, drawing: str, *, down: float = 0) -> None:
-        """An `<svg>` of a size of its own, or marks, with its upper left corner at `x` and `down` px below."""
-        place = f"{svg.number(MARGIN + x)} {svg.number(self.y + down)}"
+        """Draw marks, or an `<svg>` with a size of its own.
+
+        Args:
+            x: Left edge.
+            drawing: SVG.
+            down: Px from the top of the next line to the upper edge.
+        """
+        place = f"{svg.coordinate(MARGIN + x)} {svg.coordinate(self.y + down)}"
         self._marks.append(f'<g transform="translate({place})">{drawing}</g>')
 
     def stretch(self, x: float, drawing: str, width: float, height: float, *, down: float = 0) -> None:
-        """An `<svg>` that takes the width it is given."""
-        size = f'width="{svg.number(width)}" height="{svg.number(height)}"'
+        """Draw an `<svg>` that fills the given size.
+
+        Args:
+            x: Left edge.
+            drawing: SVG.
+            width: Width in px.
+            height: Height in px.
+            down: Px from the top of the next line to the upper edge.
+        """
+        size = f'width="{svg.coordinate(width)}" height="{svg.coordinate(height)}"'
         self.draw(x, f"<svg {size}>{drawing}</svg>", down=down)
 
     def svg(self, label: str, theme: str) -> str:
-        """The sheet as an SVG document; `label` is what a screen reader says."""
+        """Return the sheet as an SVG document.
+
+        Args:
+            label: Text for screen readers.
+            theme: Name of a colour theme.
+        """
         colours = THEMES[theme]
-        w, h = svg.number(self.room + 2 * MARGIN), svg.number(ceil(self.y + MARGIN))
+        w, h = svg.coordinate(self.width + 2 * MARGIN), svg.coordinate(ceil(self.y + MARGIN))
+        # Drawings have colours that are legible on any background; these rules replace them with the theme's.
         rules = colour_rules(colours.__getitem__) + f".jss-quiet{{fill:{colours['ink-2']}}}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
@@ -102,7 +135,7 @@ class Sheet:
 
     def _line(self, line: Sequence[Span], size: float) -> None:
         self.text(0, line, down=size, size=size)
-        self.down(_LINE * size)
+        self.skip(_LINE * size)
 
     def _span(self, span: Span) -> str:
         said = escape(printable(span.text))
@@ -117,13 +150,19 @@ class Sheet:
         return said
 
 
-def fitting(px: float, size: float = 12, *, mono: bool = False) -> int:
-    """How many columns of letters have room in so many px."""
+def columns_in(px: float, size: float = 12, *, mono: bool = False) -> int:
+    """Return the number of columns of text that fit into a width.
+
+    Args:
+        px: Width.
+        size: Font size in px.
+        mono: Whether the font is monospaced.
+    """
     return int(px / (size * (_MONO_WIDE if mono else _WIDE)))
 
 
 def _words(spans: Iterable[Span]) -> Iterable[Span]:
-    """The words of `spans`, each with the spaces behind it."""
+    """Yield the words of `spans`, each with the space after it."""
     for span in spans:
         text = span.text
         while text:

@@ -1,1 +1,1 @@
-"""How a pipeline in time is shown: as text, as HTML without script, and as a widget."""
+"""Timeline of a pipeline as text, as HTML without script, and as a widget."""

@@ -1,4 +1,4 @@
-"""A pipeline as the widget reads it: its actions in columns, times as whole ticks, every word made here."""
+"""Data of a pipeline for the widget: actions in columns, times in whole ticks, and all text ready to show."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -7,21 +7,21 @@ from typing import Any
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.packing import compressed, span_pairs
+from jaxshard_magic.views.payload_encoding import compressed, span_pairs
 from jaxshard_magic.views.timeline import data
 
 VERSION = 1
-TICKS = 10**9  # that the longest time is cut into
+TICKS = 10**9  # ticks from 0 to the last end
 
 
 def packed_pipeline(p: Pipeline) -> bytes:
-    """The payload of a pipeline that stands alone, as compact JSON in UTF-8, compressed with zlib."""
+    """Return the payload of a standalone pipeline as compact JSON in UTF-8, compressed with zlib."""
     alone = {"v": VERSION, "pipeline": pipeline_payload(p)}
     return compressed(alone)
 
 
 def pipeline_payload(p: Pipeline) -> dict[str, Any]:
-    """What the timeline shows, as data that JSON can hold. Names are plain text, never markup."""
+    """Return the data of the timeline, ready for JSON. Names are plain text, never markup."""
     lanes, ideal = data.lanes(p, p.events), data.has_ideal(p)
     end = data.end_of(p)
     scale = TICKS / end if end else 0.0
@@ -57,9 +57,7 @@ def pipeline_payload(p: Pipeline) -> dict[str, Any]:
             ]
             for w in p.what_if
         ],
-        "refused": [
-            [printable(r.schedule), r.stages, r.microbatches, r.chunks, printable(r.why)] for r in p.refused
-        ],
+        "refused": [[printable(r.schedule), r.stages, r.microbatches, r.chunks, printable(r.why)] for r in p.refused],
     }
 
 
@@ -69,7 +67,7 @@ def _short(value: float) -> float:
 
 def _rank(p: Pipeline, i: int) -> dict[str, Any]:
     rank = p.ranks[i]
-    said = {
+    texts = {
         "name": words.rank_name(p, i),
         "stages": words.stages_text(p, i),
         "of": rank.holds,
@@ -79,14 +77,17 @@ def _rank(p: Pipeline, i: int) -> dict[str, Any]:
         "held": words.held_text(rank),
         "bytes": words.held_bytes(rank),
     }
-    plain = {name: text and printable(text) for name, text in said.items()}
+    plain = {name: text and printable(text) for name, text in texts.items()}
     return {**plain, "peak": rank.peak_activations, "size": rank.activation_bytes or None}
 
 
-def _columns(lane: Sequence[data.Mark], scale: float) -> dict[str, Any]:
-    """A rank's actions: letters, stages and microbatches of all parts, and how many parts each event has."""
-    parts = list(chain.from_iterable(mark.parts for mark in lane))
-    sizes = [len(mark.parts) for mark in lane]
+def _columns(lane: Sequence[data.LaneEvent], scale: float) -> dict[str, Any]:
+    """Return the actions of a rank as columns.
+
+    Kinds, stages and microbatches have an entry for each action, `sizes` the number of actions of each event.
+    """
+    parts = list(chain.from_iterable(mark.actions for mark in lane))
+    sizes = [len(mark.actions) for mark in lane]
     return {
         "kinds": "".join(part.kind for part in parts),
         "stage": _one_or_all([part.stage for part in parts]),
@@ -97,31 +98,33 @@ def _columns(lane: Sequence[data.Mark], scale: float) -> dict[str, Any]:
 
 
 def _one_or_all(values: Sequence[int]) -> int | Sequence[int]:
+    """Return a single value for equal ones, else all: this makes the payload smaller."""
     return values[0] if values and len(set(values)) == 1 else values
 
 
-def _times(lane: Sequence[data.Mark], scale: float) -> dict[str, list[int]]:
-    """Of each event the ticks since the one before, and those that it takes: small numbers, much alike."""
+def _times(lane: Sequence[data.LaneEvent], scale: float) -> dict[str, list[int]]:
+    """Return for each event the ticks since the end of the previous event, and its duration in ticks."""
     waits, takes, last = [], [], 0
     for _, start, end in lane:
-        begun, ended = round(start * scale), round(end * scale)
-        waits.append(begun - last)
-        takes.append(ended - begun)
-        last = ended
+        start_tick, end_tick = round(start * scale), round(end * scale)
+        # Differences are small and often equal: they compress better than absolute times.
+        waits.append(start_tick - last)
+        takes.append(end_tick - start_tick)
+        last = end_tick
     return {"wait": waits, "take": takes}
 
 
-def _matched(p: Pipeline, lanes: Sequence[Sequence[data.Mark]]) -> list[list[data.Mark]]:
-    """The ideal events in the order of those that are shown; one that has no ideal keeps its own time."""
-    matched: list[list[data.Mark]] = []
+def _matched(p: Pipeline, lanes: Sequence[Sequence[data.LaneEvent]]) -> list[list[data.LaneEvent]]:
+    """Return the ideal events in the order of the shown ones; an event without an ideal form keeps its own times."""
+    matched: list[list[data.LaneEvent]] = []
     for lane, own in zip(data.lanes(p, p.ideal_events), lanes, strict=True):
-        ideal: Mapping[str, data.Mark] = {mark.text: mark for mark in lane}
+        ideal: Mapping[str, data.LaneEvent] = {mark.text: mark for mark in lane}
         matched.append([ideal.get(mark.text, mark) for mark in own])
     return matched
 
 
 def _now(p: Pipeline) -> dict[str, Any]:
-    """The pipeline as it is, beside which a what-if stands; its peak in microbatches of a whole rank."""
+    """Return the present pipeline, for comparison with what-ifs. Its peak is in microbatches of a whole rank."""
     peaks = [rank.peak_activations for rank in p.ranks if rank.peak_activations is not None]
     held = [rank.activation_bytes for rank in p.ranks if rank.activation_bytes is not None]
     return {

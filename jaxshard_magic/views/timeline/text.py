@@ -1,4 +1,5 @@
-"""A pipeline for a terminal: a line a rank, a column a slot of time, letters by kind, dots where a rank is idle."""
+"""Timeline of a pipeline for a terminal: a line for each rank, a column for each slot of time, letters by kind of
+action, and dots for idle time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import floor
@@ -7,24 +8,34 @@ from statistics import fmean
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import count_text
-from jaxshard_magic.views.terminal import fitted, pad, plain, printed, wrap, wrapped
+from jaxshard_magic.views.terminal import pad, plain_signs, terminal_text, text_width, wrap, wrap_all
 from jaxshard_magic.views.timeline import data
 from jaxshard_magic.views.timeline.ticks import ticks
 
 IDLE, GOES_ON = "\u00b7", "\u2500"
-WITH_IDEAL = 12  # ranks up to which each has a line for its ideal
-MOST_RANKS = 32  # that have a line at all
+WITH_IDEAL = 12  # ranks up to which ideal lanes are shown
+MOST_RANKS = 32  # ranks shown, at most
 GAP = 2  # columns
-KEPT = "\u00a0"  # a space at which no line breaks
+KEPT = "\u00a0"  # no-break space
 
 
 def to_text(p: Pipeline, width: int | None = None) -> str:
-    """The timeline as lines of at most `width` columns, held between 60 and 100; the terminal's own by default."""
-    return printed(lines(p, fitted(width)))
+    """Render the timeline as lines for a terminal.
+
+    Args:
+        p: Pipeline to show.
+        width: Columns, clamped to 60 to 100; None takes the width of the terminal.
+    """
+    return terminal_text(lines(p, text_width(width)))
 
 
 def lines(p: Pipeline, width: int) -> list[str]:
-    """The words, and the grid below them."""
+    """Return the sentences on a pipeline, and the timeline below.
+
+    Args:
+        p: Pipeline to show.
+        width: Maximal columns of a line.
+    """
     lead = "".join(span.text for span in words.pipeline_lead(p))
     sentences = [f"Pipeline: {lead[:1].lower()}{lead[1:]} {words.pipeline_about(p)}"]
     parts = words.bubble_parts(p)
@@ -34,12 +45,12 @@ def lines(p: Pipeline, width: int) -> list[str]:
             for i, part in enumerate(parts)
         )
         sentences.append(f"The bubble: {', '.join(shares)}.")
-    head = wrapped(sentences, width)
+    head = wrap_all(sentences, width)
     return [*head, "", *_grid(p, width)] if p.ranks else head
 
 
 def _grid(p: Pipeline, width: int) -> list[str]:
-    """An axis of time, then each rank: its name, what it does, its bubble, and the most activations it holds."""
+    """Return the axis of time, then for each rank its name, actions, bubble, and the most activations held."""
     ideal = data.has_ideal(p) and len(p.ranks) <= WITH_IDEAL
     shown = _shown(len(p.ranks))
     names = [words.rank_name(p, rank) for rank in shown]
@@ -53,14 +64,14 @@ def _grid(p: Pipeline, width: int) -> list[str]:
     for name, rank, figure in zip(names, shown, figures, strict=True):
         rows.append(_line(name, left, _row(every[rank], end, columns), columns, figure, right))
         if ideal:
-            share = plain(words.percent_text(p.ranks[rank].ideal)).rjust(len("bubble"))
+            share = plain_signs(words.percent_text(p.ranks[rank].ideal)).rjust(len("bubble"))
             row = _row(every_ideal[rank], end, columns)
             rows.append(_line("ideal", left, row.rstrip(IDLE), columns, share, right))
     return [*rows, *_legend(p, end / columns if columns else 0.0, width, len(shown))]
 
 
 def _shown(ranks: int) -> Sequence[int]:
-    """All ranks, or so many of them evenly spread."""
+    """Return the ranks to show: all, or `MOST_RANKS` evenly spread ones."""
     if ranks <= MOST_RANKS:
         return range(ranks)
     return sorted({round(i * (ranks - 1) / (MOST_RANKS - 1)) for i in range(MOST_RANKS)})
@@ -71,19 +82,28 @@ def _line(name: str, left: int, row: str, columns: int, figure: str, right: int)
 
 
 def _figures(p: Pipeline, rank: int) -> str:
-    """` 27.9%     4`: under `bubble holds`."""
+    """Return bubble and activations below the head `bubble holds`: ` 27.9%     4`."""
     peak = p.ranks[rank].peak_activations
-    holds = plain("\u2013" if peak is None else words.number_text(peak))
-    return f"{plain(words.percent_text(p.ranks[rank].bubble)):>6} {holds:>5}"
+    holds = plain_signs("\u2013" if peak is None else words.number_text(peak))
+    return f"{plain_signs(words.percent_text(p.ranks[rank].bubble)):>6} {holds:>5}"
 
 
 def _columns(p: Pipeline, room: int, end: float) -> int:
-    """How many columns the time takes: a whole number for each action where all take a multiple of the shortest, as
-    many as its name has letters where that is about what there is room for, else all there is."""
+    """Return the number of columns for the whole time.
+
+    If all actions take a multiple of the shortest, each gets a whole number of columns. Otherwise an action has as many
+    columns as its name has letters, if that is about the available room; else all available columns are used.
+
+    Args:
+        p: Pipeline.
+        room: Available columns.
+        end: End of the time.
+    """
     takes = [event.end - event.start for event in p.events if event.end > event.start]
     least = min(takes, default=0.0)
     if not least or end <= 0:
         return room
+    # 1e-9: a quotient that is whole but for rounding must not lose a column.
     units, each = end / least, floor(room * least / end + 1e-9)
     regular = all(abs(take / least - round(take / least)) < 1e-6 for take in takes)
     if each and regular and abs(units - round(units)) < 1e-6:
@@ -93,13 +113,14 @@ def _columns(p: Pipeline, room: int, end: float) -> int:
     return floor(room * letters / mean) if letters < mean < letters + 1 else room
 
 
-def _row(lane: Sequence[data.Mark], end: float, columns: int) -> str:
-    """What a rank does, a letter with its microbatch for each action that has a column of its own."""
+def _row(lane: Sequence[data.LaneEvent], end: float, columns: int) -> str:
+    """Return the lane of a rank: each action as its letter and microbatch, if actions have a column of their own."""
     slot = end / columns if columns else 0.0
     if not slot or not lane:
         return IDLE * columns
     if sum(mark.end - mark.start for mark in lane) < len(lane) * slot:
-        return "".join(_mixed(data.shares(lane, end, columns)))
+        # Actions are shorter than a column on average, so a column shows the kind with the largest share.
+        return "".join(_mixed(data.kind_shares(lane, end, columns)))
     row = [IDLE] * columns
     for parts, start, stop in lane:
         first, last = floor(start / slot + 0.5), min(columns, floor(stop / slot + 0.5))
@@ -111,10 +132,11 @@ def _row(lane: Sequence[data.Mark], end: float, columns: int) -> str:
 
 
 def _mixed(shares: Iterable[dict[str, float]]) -> Iterator[str]:
-    """A kind for each column, so that along the row each has as many as its share, idleness among them."""
+    """Yield one kind for each column, so that along the row each kind, and idle time, gets its share of columns."""
     owed: dict[str, float] = {}
     for share in shares:
         for kind, part in ({IDLE: 1.0 - sum(share.values())} | share).items():
+            # Shares that got no column are carried over, so kinds with small shares show up as well.
             owed[kind] = owed.get(kind, 0.0) + part
         most = max(owed, key=lambda kind: owed[kind])
         owed[most] -= 1.0
@@ -122,7 +144,7 @@ def _mixed(shares: Iterable[dict[str, float]]) -> Iterator[str]:
 
 
 def _axis(end: float, columns: int, unit: str) -> str:
-    """`0 ms            10              20`: each tick over its column, as far as they have room."""
+    """Return tick labels above their columns, without those that lack room: `0 ms            10              20`."""
     line = ""
     for at, label in ticks(end, max(2, columns // 10), unit):
         place = round(at / end * columns) if end else 0
@@ -135,7 +157,7 @@ def _legend(p: Pipeline, slot: float, width: int, shown: int) -> list[str]:
     kinds = [f"{kind} {words.KINDS[kind]}" for kind in data.kinds_of(p)]
     pieces = [*kinds, f"{IDLE} bubble", f"1 column = {words.time_text(slot, p.unit)}"]
     unbroken = (f"{piece.replace(' ', KEPT)}{KEPT}{KEPT}" for piece in pieces)
-    lines = wrap(plain(" ".join(unbroken)), width + 2, "  ", "  ")
+    lines = wrap(plain_signs(" ".join(unbroken)), width + 2, "  ", "  ")
     if shown < len(p.ranks):
         lines.append(f"  {count_text(shown)} of {count_text(len(p.ranks))} ranks")
     return lines

@@ -1,4 +1,4 @@
-"""A pipeline's timeline as a Jupyter widget that stands alone, without a report."""
+"""Jupyter widget of a pipeline's timeline without a report."""
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views.live_view import LiveView
@@ -6,10 +6,11 @@ from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 
 class PipelineView(LiveView):
-    """A pipeline to zoom, pan and point at, and what else the same work could cost; once drawn it needs no kernel.
+    """Widget to zoom and pan a timeline, and to compare other schedules of the same work; once drawn it needs no
+    kernel.
 
     Args:
-        pipeline: what `analysis.timeline.timeline` made of a schedule.
+        pipeline: Pipeline in time, computed from a schedule.
     """
 
     def __init__(self, pipeline: Pipeline):

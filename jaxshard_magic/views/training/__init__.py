@@ -1,1 +1,1 @@
-"""How the metrics of a run are shown: while it trains, in its report, and two runs over each other."""
+"""Metrics of a run: while it trains, in its report, and several runs over each other."""

@@ -1,4 +1,5 @@
-"""A curve over the steps of a run, as SVG and as a row of blocks: the mean of each bucket, around it least and most."""
+"""Curve over the steps of a run, as SVG and as a row of blocks: the mean of each bucket, between its least and largest
+value."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,29 +8,35 @@ from math import log10
 
 from jaxshard_magic.report.metrics import Curve
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.svg import LIMIT, drawing, label, number
+from jaxshard_magic.views.svg import LIMIT, coordinate, drawing, label
 from jaxshard_magic.views.training import data
 
 WIDTH, HEIGHT = 276, 108
 LEFT, RIGHT, TOP, BOTTOM = 1, 1, 14, 16
-SIZE = 10  # of letters, in px
-LOG = 50  # so many times the least is the largest value of a scale that counts its digits
-DASHES = ("", "5 3", "2 2", "8 3 2 3")  # of runs that lie over each other
+SIZE = 10  # font size in px
+LOG = 50  # ratio of largest to least value from which on the scale is logarithmic
+DASHES = ("", "5 3", "2 2", "8 3 2 3")  # dash patterns of runs drawn over each other
 BLOCKS = "▁▂▃▄▅▆▇█"
 
-Point = tuple[int, float, float, float]  # a bucket's last step, and its least, mean and largest value
+BucketPoint = tuple[int, float, float, float]  # (last step, least, mean, largest value)
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Values from `low` to `high`, by their logarithm where they are far apart."""
+class CurveScale:
+    """Range of values.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        log: Whether the scale is logarithmic.
+    """
 
     low: float
     high: float
     log: bool
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high one."""
+        """Return the position of a value: 0 at the low end, 1 at the high end, 0.5 on an empty range."""
         if self.high <= self.low:
             return 0.5
         if self.log:
@@ -37,20 +44,23 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-def scale_of(curves: Sequence[Curve]) -> Scale | None:
-    """That of all their values; None where none is finite."""
+def scale_of(curves: Sequence[Curve]) -> CurveScale | None:
+    """Return a scale for all values of the curves; None without a finite value.
+
+    The scale is logarithmic for positive values of the step if the largest is at least 50 times the least.
+    """
     points = [point for curve in curves for part in parts_of(curve) for point in part]
     if not points:
         return None
     low, high = min(point[1] for point in points), max(point[3] for point in points)
-    if curves[0].source == "loop":  # a quantity, whose noise is to look as large as it is
-        return Scale(min(0.0, low), high, log=False)
-    return Scale(low, high, low > 0 and high >= LOG * low)
+    if curves[0].source == "loop":  # a scale from 0, on which small noise looks small
+        return CurveScale(min(0.0, low), high, log=False)
+    return CurveScale(low, high, low > 0 and high >= LOG * low)
 
 
-def parts_of(curve: Curve) -> list[list[Point]]:
-    """The buckets that have finite values, cut where one has none."""
-    parts: list[list[Point]] = [[]]
+def parts_of(curve: Curve) -> list[list[BucketPoint]]:
+    """Return runs of consecutive buckets with finite values, split at buckets without one."""
+    parts: list[list[BucketPoint]] = [[]]
     for step, low, mean, high in zip(curve.step, curve.min, curve.mean, curve.max, strict=True):
         if low is None or mean is None or high is None:
             parts.append([])
@@ -60,8 +70,12 @@ def parts_of(curve: Curve) -> list[list[Point]]:
 
 
 def chart(curves: Sequence[Curve], names: Sequence[str] = ()) -> str:
-    """An `<svg>` of curves of one number over each other, each with a dash of its own; empty without a finite value.
-    `names`: of the runs, for a screen reader."""
+    """Return an `<svg>` of curves of one number, each with its own dash pattern; empty without a finite value.
+
+    Args:
+        curves: A curve for each run.
+        names: Names of the runs, for screen readers.
+    """
     scale = scale_of(curves)
     if scale is None:
         return ""
@@ -69,39 +83,48 @@ def chart(curves: Sequence[Curve], names: Sequence[str] = ()) -> str:
     marks = [*_axes(curves[0], scale, last)]
     for place, curve in enumerate(curves):
         marks += _drawn(curve, scale, last, DASHES[place % len(DASHES)])
-    told = "; ".join(
+    range_texts = "; ".join(
         f"{name + ' ' if name else ''}{data.value_text(c, c.first)} to {data.value_text(c, c.last[-1])}"
         for c, name in zip(curves, names or [""] * len(curves), strict=True)
     )
-    what = f"{data.label_of(curves[0])} over {data.step_text(last)} steps: {told}"
+    what = f"{data.label_of(curves[0])} over {data.step_text(last)} steps: {range_texts}"
     return drawing(WIDTH, HEIGHT, printable(what), marks)
 
 
-def sample_of(place: int) -> str:
-    """A short line with the dash of a run, for a legend."""
+def legend_line(place: int) -> str:
+    """Return a short line in the dash pattern of a run, for a legend."""
     dash = DASHES[place % len(DASHES)]
     line = f'<path d="M0 4H24" fill="none" stroke="currentColor" stroke-width="1.5"{_dash(dash)}/>'
     return drawing(24, 8, "", [line])
 
 
-def blocks(curve: Curve, scale: Scale, last: int, width: int) -> str:
-    """The means as blocks of eight heights, `width` columns for `last` steps; a dot where there is none."""
+def blocks(curve: Curve, scale: CurveScale, last: int, width: int) -> str:
+    """Return the means as blocks of eight heights.
+
+    A column without a bucket repeats the previous mean; columns before the first and after the last bucket are blank.
+
+    Args:
+        curve: Curve to show.
+        scale: Scale of the heights.
+        last: Last step of the row.
+        width: Columns of the row.
+    """
     columns: list[list[float]] = [[] for _ in range(width)]
     for part in parts_of(curve):
         for step, _, mean, _ in part:
             columns[min(width - 1, (step - 1) * width // last)].append(mean)
-    drawn, before = "", None
+    drawn, latest_mean = "", None
     for at, means in enumerate(columns):
         if means:
-            before = sum(means) / len(means)
-        there = before is not None and at * last < curve.step[-1] * width
-        shown = means or there
-        height = 0 if before is None else scale.share(min(max(before, scale.low), scale.high))
+            latest_mean = sum(means) / len(means)
+        is_within = latest_mean is not None and at * last < curve.step[-1] * width
+        shown = means or is_within
+        height = 0 if latest_mean is None else scale.share(min(max(latest_mean, scale.low), scale.high))
         drawn += BLOCKS[min(7, int(8 * height))] if shown else " "
     return drawn
 
 
-def _axes(curve: Curve, scale: Scale, last: int) -> Iterator[str]:
+def _axes(curve: Curve, scale: CurveScale, last: int) -> Iterator[str]:
     floor = HEIGHT - BOTTOM
     quiet, end = ' fill-opacity=".8"', ' fill-opacity=".8" text-anchor="end"'
     for y in (TOP, floor):
@@ -112,20 +135,22 @@ def _axes(curve: Curve, scale: Scale, last: int) -> Iterator[str]:
     yield label(WIDTH, HEIGHT - 4, f"step {data.step_text(last)}", SIZE, end)
 
 
-def _drawn(curve: Curve, scale: Scale, last: int, dash: str) -> Iterator[str]:
+def _drawn(curve: Curve, scale: CurveScale, last: int, dash: str) -> Iterator[str]:
     def at(step: int, value: float) -> str:
         share = (step - 1) / (last - 1) if last > 1 else 0.5
         x = LEFT + share * (WIDTH - LEFT - RIGHT)
         y = TOP + 2 + (1 - scale.share(value)) * (HEIGHT - BOTTOM - TOP - 4)
-        return f"{number(round(x, 1))} {number(round(y, 1))}"
+        return f"{coordinate(round(x, 1))} {coordinate(round(y, 1))}"
 
     for part in parts_of(curve):
+        # SVG draws in order: the area between least and largest values would cover the line of means.
         above = [at(step, high) for step, _, _, high in part]
         below = [at(step, low) for step, low, _, _ in reversed(part)]
         if above != below[::-1]:
             yield f'<path d="M{"L".join([*above, *below])}Z" fill="currentColor" fill-opacity=".16"/>'
         path = "L".join(at(step, mean) for step, _, mean, _ in part)
         yield (
+            # A path of a single point draws nothing: a tiny line with round caps draws a dot.
             f'<path d="M{path}{"h.01" * (len(part) == 1)}" fill="none" stroke="currentColor" stroke-width="1.5"'
             f' stroke-linejoin="round" stroke-linecap="round"{_dash(dash)}/>'
         )

@@ -1,4 +1,4 @@
-"""What is shown of a run's metrics: which curves, what they are called, and their figures in words."""
+"""Metrics of a run in the form that views show: selected curves, their labels, and figures as text."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -17,11 +17,11 @@ from jaxshard_magic.views.format import (
 )
 from jaxshard_magic.views.words.spans import Span, strong
 
-RUNS = 4  # that are drawn over each other
+RUNS = 4  # runs drawn over each other, at most
 HEADS = ("", "first", "least", "most", "last")
-LONG = 16  # letters of a name in a tab
-CHARTS = 6  # that are drawn; every number is in the table
-OF_LOOP = 3  # of them at most of the loop
+LONG = 16  # letters of a name in a tab's label, at most
+CHARTS = 6  # charts, at most; the table has all numbers
+OF_LOOP = 3  # charts of the loop's numbers, at most
 
 LABELS = {
     "step_s": "time a call",
@@ -36,12 +36,17 @@ _DRAWN = ("step_s", "tokens_per_s", "examples_per_s", "mfu", "flops_per_s", "mem
 
 
 def label_of(curve: Curve) -> str:
-    """What a curve is called: a number of the step by its own name."""
+    """Return the label of a curve; numbers returned by the step keep their own names."""
     return curve.name if curve.source == "step" else LABELS.get(curve.name, curve.name)
 
 
 def value_text(curve: Curve, value: float | None) -> str:
-    """A value of a curve with its unit; `NaN` and `infinity` are told, and a dash stands for None."""
+    """Return a value of a curve with its unit; `NaN` or `infinity` for such values, a dash for None.
+
+    Args:
+        curve: Gives the unit.
+        value: Value.
+    """
     if value is None or not isfinite(value):
         return number_text(value)
     match curve.unit:
@@ -60,39 +65,43 @@ def value_text(curve: Curve, value: float | None) -> str:
 
 
 def newest_text(curve: Curve) -> str:
-    """The newest value of a curve: what a chart of it says, while it grows and in a report."""
+    """Return the newest value of a curve as text."""
     return value_text(curve, curve.last[-1] if len(curve) else None)
 
 
 def least_of(curve: Curve) -> float | None:
-    """The least finite value."""
+    """Return the least finite value, None without one."""
     return min((value for value in curve.min if value is not None), default=None)
 
 
 def most_of(curve: Curve) -> float | None:
-    """The largest finite value."""
+    """Return the largest finite value, None without one."""
     return max((value for value in curve.max if value is not None), default=None)
 
 
-def drawn(metrics: Metrics) -> list[Curve]:
-    """The curves that have a chart: those of the step first, then those of its loop that tell most."""
+def charted_curves(metrics: Metrics) -> list[Curve]:
+    """Return the curves that get a chart: numbers of the step first, then the most telling ones of the loop.
+
+    At most `CHARTS` curves are returned, at most `OF_LOOP` of them from the loop.
+    """
     own = [curve for curve in metrics.curves if curve.source == "step"]
     by_name = {curve.name: curve for curve in metrics.curves if curve.source == "loop"}
     if "tokens_per_s" in by_name:
-        by_name.pop("examples_per_s", None)  # of the same shape
+        by_name.pop("examples_per_s", None)  # its curve has the same shape
     loop = [by_name[name] for name in _DRAWN if name in by_name and len(by_name[name]) > 1][:OF_LOOP]
     return [*own[: CHARTS - len(loop)], *loop]
 
 
 def main_of(metrics: Metrics) -> Curve | None:
-    """The curve to speak of: the step's loss, else its only number; None where it returns several and no loss."""
+    """Return the curve that stands for the run: the loss, else the only number of the step; None for several without a
+    loss."""
     own = [curve for curve in metrics.curves if curve.source == "step"]
     loss = next((curve for curve in own if curve.name == (metrics.loss or "loss")), None)
     return loss if loss is not None or len(own) != 1 else own[0]
 
 
-def lead(metrics: Metrics) -> list[Span]:
-    """`loss 0.0421 after 3,000 steps, from 2.31, in 36.2 s.`"""
+def summary_spans(metrics: Metrics) -> list[Span]:
+    """Return one sentence on the run: `loss 0.0421 after 3,000 steps, from 2.31, in 36.2 s.`"""
     steps = f"{count_text(metrics.steps)} step{'s' * (metrics.steps != 1)}"
     main, spent = main_of(metrics), f" in {seconds_text(metrics.seconds)}."
     if main is None:
@@ -102,40 +111,41 @@ def lead(metrics: Metrics) -> list[Span]:
 
 
 def short_text(metrics: Metrics) -> str:
-    """What it came to, in a word: `loss 0.0421`, else its steps."""
+    """Return the result in short: `loss 0.0421`, else the number of steps."""
     main = main_of(metrics)
     if main is None or len(main.name) > LONG:
         return f"{count_text(metrics.steps)} steps"
     return f"{main.name} {newest_text(main)}"
 
 
-def lead_text(metrics: Metrics) -> str:
-    """The same as plain text."""
-    return "".join(span.text for span in lead(metrics))
+def summary_text(metrics: Metrics) -> str:
+    """Return the same sentence as plain text."""
+    return "".join(span.text for span in summary_spans(metrics))
 
 
 def notes(metrics: Metrics) -> list[str]:
-    """What a reader must know of the numbers: by what rates are counted, what went unread, and what went astray."""
-    told = [
+    """Return notes on the numbers: first non-finite steps, the rule of rates, unread steps, and numbers that are not
+    stored."""
+    sentences = [
         f"{curve.name} is not finite from step {count_text(curve.astray)} on"
         + ("." if curve.before is None else f"; at step {count_text(curve.before)} it was.")
         for curve in metrics.curves
         if curve.astray is not None
     ]
     rules = [f"{label_of(curve)}: {curve.rule}" for curve in metrics.curves if curve.rule]
-    told += [f"Counted by the batch; {'; '.join(rules)}."] if rules else []
+    sentences += [f"Counted by the batch; {'; '.join(rules)}."] if rules else []
     if metrics.skipped:
         read = metrics.steps - metrics.skipped
-        told.append(
+        sentences.append(
             f"Steps came faster than they are read: {count_text(read)} of {count_text(metrics.steps)} were."
         )
     if metrics.left_out:
-        told.append(f"{count_text(metrics.left_out)} more numbers that the step returns are not kept.")
-    return told
+        sentences.append(f"{count_text(metrics.left_out)} more numbers that the step returns are not kept.")
+    return sentences
 
 
 def rows(metrics: Metrics) -> list[tuple[str, str, str, str, str]]:
-    """Of each curve its label, and its first, least, largest and last value, as text."""
+    """Return (label, first, least, largest, last) of each curve as text."""
     return [
         (
             label_of(curve),
@@ -148,23 +158,30 @@ def rows(metrics: Metrics) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
-def over_each_other(
+def shared_curves(
     runs: Sequence[tuple[str, Metrics | None]],
 ) -> tuple[list[tuple[str, Metrics]], list[list[tuple[str, Curve]]]]:
-    """The runs that are drawn, of those that have metrics, with their names; and for each number that two of these have
-    its curves, each with the name of its run."""
+    """Select the curves to draw over each other.
+
+    Args:
+        runs: (name, metrics) of each run; None for a run without metrics.
+
+    Returns:
+        The runs to draw, at most `RUNS`; and for each number of at least two of them its curves as (name of the run,
+        curve).
+    """
     shown = [(name, metrics) for name, metrics in runs if metrics is not None][:RUNS]
     names = shared_names([metrics for _, metrics in shown])
     return shown, [[(run, c) for run, metrics in shown for c in metrics.curves if c.name == n] for n in names]
 
 
 def shared_names(runs: Sequence[Metrics]) -> list[str]:
-    """The numbers that are drawn of at least two runs, those of the steps first."""
-    curves = sorted((c for run in runs for c in drawn(run)), key=lambda curve: curve.source != "step")
+    """Return the names of numbers that at least two runs have and one draws, those of the steps first."""
+    curves = sorted((c for run in runs for c in charted_curves(run)), key=lambda curve: curve.source != "step")
     names = dict.fromkeys(curve.name for curve in curves)
     return [name for name in names if sum(name in [c.name for c in run.curves] for run in runs) > 1]
 
 
 def step_text(step: float) -> str:
-    """A step on an axis."""
+    """Return a step number for an axis; from a million on in millions."""
     return count_text(round(step)) if step < 1e6 else trimmed(significant(step / 1e6)) + "M"

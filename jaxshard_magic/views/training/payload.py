@@ -1,28 +1,34 @@
-"""A run's metrics as widgets read them: while it trains, all of it and what is new since; in a report, and of several
-reports over each other."""
+"""Metrics of a run as data for widgets: complete and incremental updates of a run in progress, a report's metrics, and
+several runs over each other."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from jaxshard_magic.report.metrics import Curve, Metrics, Tail
+from jaxshard_magic.report.metrics import Curve, CurveTail, Metrics
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.packing import compressed, span_pairs
+from jaxshard_magic.views.payload_encoding import compressed, span_pairs
 from jaxshard_magic.views.training import data
 
 VERSION = 1
-DIGITS = 4  # of a value in a chart
-MOST = 16  # curves that the widget is told of
+DIGITS = 4  # significant digits of a value in a chart
+MOST = 16  # curves sent to the widget, at most
 
 
 def packed_training(update: Mapping[str, Any]) -> bytes:
-    """An update of all there is as compact JSON, compressed with zlib."""
+    """Return a complete update as compact JSON, compressed with zlib at its fastest level."""
     return compressed(update, 1)
 
 
-def update(number: int, tails: Sequence[Tail], line: str, share: float | None) -> dict[str, Any]:
-    """Update `number` of a training: what its line says, the share of it that is done, None where that is not known,
-    and of each curve what is new."""
+def update_payload(number: int, tails: Sequence[CurveTail], line: str, share: float | None) -> dict[str, Any]:
+    """Return one update of a run in progress.
+
+    Args:
+        number: Number of the update.
+        tails: New buckets of each curve; curves beyond `MOST` are dropped.
+        line: Text of the progress line.
+        share: Share of the run that is done; None if unknown.
+    """
     return {
         "v": VERSION,
         "number": number,
@@ -32,16 +38,16 @@ def update(number: int, tails: Sequence[Tail], line: str, share: float | None) -
     }
 
 
-def held(tails: Sequence[Tail]) -> dict[str, tuple[int, int]]:
-    """Of each curve how many buckets, and of which width, somebody has who was told these."""
+def bucket_counts(tails: Sequence[CurveTail]) -> dict[str, tuple[int, int]]:
+    """Return (number of buckets, width of a bucket) of each curve, by name, for a widget that got these tails."""
     return {tail.curve.name: (tail.start + len(tail.curve), tail.width) for tail in tails[:MOST]}
 
 
 def training_payload(metrics: Metrics) -> dict[str, Any]:
-    """What the report's view of a training shows."""
+    """Return the data of the training view of a report."""
     return {
-        "lead": span_pairs(data.lead(metrics)),
-        "charts": [_chart(curve, [curve]) for curve in data.drawn(metrics)],
+        "lead": span_pairs(data.summary_spans(metrics)),
+        "charts": [_chart(curve, [curve]) for curve in data.charted_curves(metrics)],
         "heads": data.HEADS,
         "rows": [[printable(each) for each in row] for row in data.rows(metrics)],
         "notes": [printable(note) for note in data.notes(metrics)],
@@ -49,9 +55,12 @@ def training_payload(metrics: Metrics) -> dict[str, Any]:
 
 
 def curves_payload(runs: Sequence[tuple[str, Metrics | None]]) -> dict[str, Any] | None:
-    """The curves of several runs over each other, with the names of those that are drawn; None where no two have one in
-    common."""
-    shown, curves = data.over_each_other(runs)
+    """Return the data of curves of several runs over each other; None if no two runs share a number.
+
+    Args:
+        runs: (name, metrics) of each run; None for a run without metrics.
+    """
+    shown, curves = data.shared_curves(runs)
     if not curves:
         return None
     return {
@@ -69,7 +78,7 @@ def _chart(about: Curve, curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def _curve(tail: Tail) -> dict[str, Any]:
+def _curve(tail: CurveTail) -> dict[str, Any]:
     curve = tail.curve
     return {
         "name": printable(curve.name),
@@ -84,10 +93,12 @@ def _curve(tail: Tail) -> dict[str, Any]:
 
 
 def _buckets(curve: Curve) -> list[list[float | None]]:
-    """Step, least, mean and largest value of each."""
+    """Return [step, least, mean, largest] of each bucket."""
     columns = zip(curve.step, curve.min, curve.mean, curve.max, strict=True)
     return [[step, *map(_short, values)] for step, *values in columns]
 
 
 def _short(value: float | None) -> float | None:
+    """Return a value with 4 significant digits; None if not finite."""
+    # JSON has no NaN, and a chart does not show more digits.
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

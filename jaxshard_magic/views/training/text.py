@@ -1,10 +1,10 @@
-"""A run's metrics for a terminal: each number from its first value to its last, with a curve of blocks."""
+"""Metrics of a run for a terminal: a row for each number, with its first and last value and a curve of blocks."""
 
 from collections.abc import Sequence
 
 from jaxshard_magic.report.metrics import Curve, Metrics
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.terminal import cells, clip, plain, shorten, table, wrapped
+from jaxshard_magic.views.terminal import clip, display_width, plain_signs, shorten, table, wrap_all
 from jaxshard_magic.views.training import chart, data
 
 ROWS = 12
@@ -12,24 +12,30 @@ MOST_BLOCKS = 32
 
 
 def lines(metrics: Metrics | None, width: int) -> list[str]:
-    """The section of a report, in `width` columns; none without metrics."""
+    """Return the section of a report on metrics; empty without metrics.
+
+    Args:
+        metrics: Metrics of a run.
+        width: Columns of the terminal.
+    """
     if metrics is None:
         return []
     shown = metrics.curves[:ROWS]
-    told = list(zip(*data.rows(metrics)[:ROWS], strict=True))
-    columns = {"": [shorten(printable(name), width // 4) for name in told[0]]}
+    cell_columns = list(zip(*data.rows(metrics)[:ROWS], strict=True))
+    columns = {"": [shorten(printable(name), width // 4) for name in cell_columns[0]]}
     columns |= {
-        head: [plain(each) for each in column] for head, column in zip(data.HEADS[1:], told[1:], strict=True)
+        head: [plain_signs(each) for each in column]
+        for head, column in zip(data.HEADS[1:], cell_columns[1:], strict=True)
     }
-    if cells(table(columns, ("",))[0]) > width:
+    if display_width(table(columns, ("",))[0]) > width:
         columns = {head: column for head, column in columns.items() if head not in ("least", "most")}
-    room = min(MOST_BLOCKS, width - cells(table(columns, ("",))[0]) - 2)
-    if room >= 14:  # of its head
+    room = min(MOST_BLOCKS, width - display_width(table(columns, ("",))[0]) - 2)
+    if room >= 14:  # columns of the heading "over the steps"
         columns["over the steps"] = [_blocks([curve], curve, room) for curve in shown]
     more = [f"  {len(metrics.curves) - ROWS} more in report.metrics"] if len(metrics.curves) > ROWS else []
-    notes = [line for note in data.notes(metrics) for line in wrapped([note], width, "  ", "    ")]
+    notes = [line for note in data.notes(metrics) for line in wrap_all([note], width, "  ", "    ")]
     return [
-        *wrapped([f"Training: {data.lead_text(metrics)}"], width),
+        *wrap_all([f"Training: {data.summary_text(metrics)}"], width),
         *table(columns, ("", "over the steps")),
         *more,
         *notes,
@@ -37,20 +43,25 @@ def lines(metrics: Metrics | None, width: int) -> list[str]:
 
 
 def curves(runs: Sequence[tuple[str, Metrics | None]], width: int) -> list[str]:
-    """The curves of several runs below each other on one scale, for each number that two of them have."""
-    told = []
-    for own in data.over_each_other(runs)[1]:
+    """Return the curves of several runs below each other on one scale, for each number of at least two runs.
+
+    Args:
+        runs: (name, metrics) of each run; None for a run without metrics.
+        width: Columns of the terminal.
+    """
+    text_lines = []
+    for own in data.shared_curves(runs)[1]:
         every = [c for _, c in own]
         columns = {
             data.label_of(every[0]): [clip(printable(run), width // 3) for run, _ in own],
-            "first": [plain(data.value_text(c, c.first)) for c in every],
-            "last": [plain(data.value_text(c, c.last[-1])) for c in every],
+            "first": [plain_signs(data.value_text(c, c.first)) for c in every],
+            "last": [plain_signs(data.value_text(c, c.last[-1])) for c in every],
         }
         head = data.label_of(every[0])
-        room = max(8, min(MOST_BLOCKS, width - cells(table(columns, (head,))[0]) - 2))
+        room = max(8, min(MOST_BLOCKS, width - display_width(table(columns, (head,))[0]) - 2))
         columns["over the steps"] = [_blocks(every, c, room) for c in every]
-        told += table(columns, (head, "over the steps"))
-    return ["Curves", *told] if told else []
+        text_lines += table(columns, (head, "over the steps"))
+    return ["Curves", *text_lines] if text_lines else []
 
 
 def _blocks(curves: Sequence[Curve], curve: Curve, room: int) -> str:

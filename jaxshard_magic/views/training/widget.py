@@ -1,4 +1,4 @@
-"""A training as a Jupyter widget under the cell that trains: it is told what is new as it goes."""
+"""Jupyter widget of a run in progress, below the cell that trains."""
 
 from typing import Any
 
@@ -6,8 +6,14 @@ from jaxshard_magic.views.live_view import LiveView
 
 
 class TrainingView(LiveView):
-    """Charts of a training that runs. `keep` gives it all there is, for a page that is opened again; `tell` what is new
-    since, which a page that missed something leaves until the next `keep`."""
+    """Widget with the charts of a run in progress.
+
+    `replace_data` sets the complete data, for pages opened later. `send_update` sends what is new since; a page that
+    missed an update waits for the next complete data.
+
+    Args:
+        data: Payload of the first complete update.
+    """
 
     bundle = "live"
 
@@ -17,10 +23,18 @@ class TrainingView(LiveView):
     def __repr__(self) -> str:
         return "<TrainingView>"
 
-    def keep(self, data: bytes) -> None:
-        """Have it draw all of `data`, what `packed_training` wrote."""
+    def replace_data(self, data: bytes) -> None:
+        """Replace the data.
+
+        Args:
+            data: Result of `packed_training`.
+        """
         self._data = data
 
-    def tell(self, update: dict[str, Any]) -> None:
-        """Have it draw what is new."""
+    def send_update(self, update: dict[str, Any]) -> None:
+        """Send new data to open pages.
+
+        Args:
+            update: Result of `update_payload`.
+        """
         self.send({"kind": "update", "update": update})

@@ -1,49 +1,51 @@
-"""The report in words: the verdict, the key figures, and the sentences that every view shows."""
+"""Report in words: verdict, key figures, and sentences shared by all views."""
 
-from jaxshard_magic.units import of_limit as of_limit
 from jaxshard_magic.units import percent_text as percent_text
 from jaxshard_magic.units import time_text as time_text
+
+# `import x as x` marks a re-export for type checkers and linters.
+from jaxshard_magic.units import usage_text as usage_text
 from jaxshard_magic.views.words.buffers import array_type as array_type
 from jaxshard_magic.views.words.buffers import buffer_about as buffer_about
 from jaxshard_magic.views.words.buffers import buffer_name as buffer_name
 from jaxshard_magic.views.words.buffers import buffer_type as buffer_type
 from jaxshard_magic.views.words.buffers import buffers_lead as buffers_lead
-from jaxshard_magic.views.words.communication import OWN as OWN
+from jaxshard_magic.views.words.communication import DEVICE_PARTS as DEVICE_PARTS
 from jaxshard_magic.views.words.communication import communication_lead as communication_lead
 from jaxshard_magic.views.words.communication import communication_share as communication_share
-from jaxshard_magic.views.words.communication import least as least
-from jaxshard_magic.views.words.communication import network as network
+from jaxshard_magic.views.words.communication import inter_island_bytes as inter_island_bytes
+from jaxshard_magic.views.words.communication import link_texts as link_texts
+from jaxshard_magic.views.words.communication import mark_lower_bound as mark_lower_bound
 from jaxshard_magic.views.words.communication import predicted_range as predicted_range
 from jaxshard_magic.views.words.communication import predicted_text as predicted_text
-from jaxshard_magic.views.words.communication import sent as sent
 from jaxshard_magic.views.words.communication import sent_by_axes as sent_by_axes
+from jaxshard_magic.views.words.communication import sent_bytes as sent_bytes
 from jaxshard_magic.views.words.communication import sent_text as sent_text
 from jaxshard_magic.views.words.communication import time_part_text as time_part_text
 from jaxshard_magic.views.words.communication import time_parts as time_parts
-from jaxshard_magic.views.words.communication import ways as ways
-from jaxshard_magic.views.words.comparison import Answer as Answer
-from jaxshard_magic.views.words.comparison import Name as Name
+from jaxshard_magic.views.words.comparison import SignedAnswer as SignedAnswer
+from jaxshard_magic.views.words.comparison import TrialName as TrialName
+from jaxshard_magic.views.words.comparison import comparable_prediction as comparable_prediction
 from jaxshard_magic.views.words.comparison import comparison_about as comparison_about
 from jaxshard_magic.views.words.comparison import comparison_lead as comparison_lead
 from jaxshard_magic.views.words.comparison import comparison_notes as comparison_notes
+from jaxshard_magic.views.words.comparison import failure_parts as failure_parts
 from jaxshard_magic.views.words.comparison import fits_answer as fits_answer
 from jaxshard_magic.views.words.comparison import front_text as front_text
 from jaxshard_magic.views.words.comparison import is_predicted as is_predicted
 from jaxshard_magic.views.words.comparison import limit_share as limit_share
-from jaxshard_magic.views.words.comparison import not_run as not_run
 from jaxshard_magic.views.words.comparison import prediction_text as prediction_text
 from jaxshard_magic.views.words.comparison import report_text as report_text
 from jaxshard_magic.views.words.comparison import same_answer as same_answer
 from jaxshard_magic.views.words.comparison import source_text as source_text
 from jaxshard_magic.views.words.comparison import step_text as step_text
-from jaxshard_magic.views.words.comparison import tail as tail
 from jaxshard_magic.views.words.comparison import trial_names as trial_names
 from jaxshard_magic.views.words.key_figures import figures as figures
-from jaxshard_magic.views.words.measured import SPENT as SPENT
+from jaxshard_magic.views.words.measured import TIME_KINDS as TIME_KINDS
+from jaxshard_magic.views.words.measured import measured_about as measured_about
+from jaxshard_magic.views.words.measured import measured_lead as measured_lead
+from jaxshard_magic.views.words.measured import measured_notes as measured_notes
 from jaxshard_magic.views.words.measured import recorded_text as recorded_text
-from jaxshard_magic.views.words.measured import spent_about as spent_about
-from jaxshard_magic.views.words.measured import spent_lead as spent_lead
-from jaxshard_magic.views.words.measured import spent_notes as spent_notes
 from jaxshard_magic.views.words.memory import error_text as error_text
 from jaxshard_magic.views.words.memory import live_lead as live_lead
 from jaxshard_magic.views.words.memory import live_text as live_text
@@ -71,7 +73,6 @@ from jaxshard_magic.views.words.run import HINTS as HINTS
 from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
 from jaxshard_magic.views.words.run import ended_spans as ended_spans
-from jaxshard_magic.views.words.run import found_lines as found_lines
 from jaxshard_magic.views.words.run import hosts_lines as hosts_lines
 from jaxshard_magic.views.words.run import island_word as island_word
 from jaxshard_magic.views.words.run import largest_difference as largest_difference
@@ -81,6 +82,7 @@ from jaxshard_magic.views.words.run import notes as notes
 from jaxshard_magic.views.words.run import options_text as options_text
 from jaxshard_magic.views.words.run import origin_notes as origin_notes
 from jaxshard_magic.views.words.run import reported_devices as reported_devices
+from jaxshard_magic.views.words.run import result_lines as result_lines
 from jaxshard_magic.views.words.run import run_notes as run_notes
 from jaxshard_magic.views.words.run import saved_notes as saved_notes
 from jaxshard_magic.views.words.run import title_text as title_text
@@ -89,8 +91,8 @@ from jaxshard_magic.views.words.spans import axes_text as axes_text
 from jaxshard_magic.views.words.spans import first_clause as first_clause
 from jaxshard_magic.views.words.spans import leaves_text as leaves_text
 from jaxshard_magic.views.words.spans import sentence_case as sentence_case
-from jaxshard_magic.views.words.step_time import here as here
-from jaxshard_magic.views.words.step_time import on_chip as on_chip
-from jaxshard_magic.views.words.step_time import simulated as simulated
-from jaxshard_magic.views.words.verdict import fits as fits
+from jaxshard_magic.views.words.step_time import chip_step_time as chip_step_time
+from jaxshard_magic.views.words.step_time import cpu_notes as cpu_notes
+from jaxshard_magic.views.words.step_time import is_simulated as is_simulated
+from jaxshard_magic.views.words.verdict import fits_memory as fits_memory
 from jaxshard_magic.views.words.verdict import verdict as verdict

@@ -1,10 +1,10 @@
-"""What lies in memory at the peak, in a person's words."""
+"""Buffers in memory at the peak, in words."""
 
 from jaxshard_magic.report import Buffer, Memory, Report
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, share_text
 from jaxshard_magic.views.words.spans import Span, called_spans, line_span
 
-# What jax and XLA call an operation, and what a reader calls its result.
+# Names of operations in JAX and XLA, with a reader's name for the result.
 OPERATIONS = {
     "add": "sum of two",
     "add_any": "sum of two",
@@ -69,12 +69,12 @@ OPERATIONS = {
 
 
 def buffer_name(buffer: Buffer) -> str:
-    """`matmul`, `gradient of params.w`: what lies there."""
+    """Return the name of a buffer: `matmul`, `gradient of params.w`."""
     return OPERATIONS.get(buffer.what, buffer.what)
 
 
 def buffer_about(buffer: Buffer) -> str:
-    """`with params.up.kernel, kept for the backward pass`: what it is made with, for what, and when."""
+    """Return the operand, loop, purpose and phase of a buffer: `with params.up.kernel, kept for the backward pass`."""
     parts = [
         f"with {buffer.reads}" if buffer.reads else "",
         f"of a loop, {count_text(buffer.trips)} times" if buffer.trips else "",
@@ -85,19 +85,22 @@ def buffer_about(buffer: Buffer) -> str:
 
 
 def array_type(buffer: Buffer) -> str:
-    """`f32[8,16,128]`: the type of one; a dash for what holds no array."""
+    """Return the type of one array of a buffer: `f32[8,16,128]`; a dash for a buffer without arrays."""
     return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]" if buffer.dtype else UNKNOWN
 
 
 def buffer_type(buffer: Buffer) -> str:
-    """`f32[8,16,128] x2`: the type of one, and how many there are."""
+    """Return the type of one array, and the number of arrays: `f32[8,16,128] ×2`."""
     times = f" \u00d7{count_text(buffer.count)}" if buffer.count > 1 else ""
     return f"{array_type(buffer)}{times}"
 
 
 def buffers_lead(memory: Memory) -> str | None:
-    """`10 buffers are 95% of the temporaries in use there; 81 more are 152 MiB`; None where the compiler does not
-    tell."""
+    """Return the share of the listed buffers: `10 buffers are 95% of the temporaries in use there; 81 more are 152
+    MiB`.
+
+    None if the compiler does not report buffers.
+    """
     if not memory.buffers or memory.others is None:
         return None
     count, rest = memory.others
@@ -108,12 +111,15 @@ def buffers_lead(memory: Memory) -> str | None:
 
 
 def largest_spans(report: Report) -> list[Span]:
-    """` Largest: f32[16,1024,50257], 3.07 GiB, from cell [7], line 14.`, of what lies there at the peak; empty where
-    the compiler does not tell."""
+    """Return the largest array at the peak: ` Largest: f32[16,1024,50257], 3.07 GiB, from cell [7], line 14.`
+
+    Empty if the compiler does not report buffers.
+    """
     buffers = report.memory.buffers if report.memory else None
     if not buffers:
         return []
     top, leaf = buffers[0], max(report.leaves, key=lambda leaf: leaf.bytes_per_device, default=None)
+    # `bytes` of a buffer is the sum over `count` equal arrays.
     if leaf is not None and leaf.bytes_per_device > top.bytes // top.count:
         return [Span(" Largest: "), Span(leaf.path, "code"), Span(f", {byte_text(leaf.bytes_per_device)}.")]
     spans = [Span(" Largest: "), Span(buffer_type(top), "code"), Span(f", {byte_text(top.bytes)}")]

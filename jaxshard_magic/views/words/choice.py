@@ -1,5 +1,5 @@
-"""A search's choice in words: what it found, what ruled the others out, and whether the usual decision path leads to
-the same."""
+"""Result of a search in words: the choice, reasons against other candidates, and agreement with the usual decision
+path."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from jaxshard_magic.report.choice import (
     SLOWER,
     TOO_LARGE,
     Choice,
-    Considered,
     Question,
+    SearchCandidate,
 )
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
@@ -23,41 +23,44 @@ from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
     count_text,
-    of_limit,
     rounded,
     seconds_text,
     share_text,
     significant,
+    usage_text,
 )
+from jaxshard_magic.views.words.line_options import distinguishing_options
 from jaxshard_magic.views.words.spans import Span, strong
-from jaxshard_magic.views.words.typed import own_options
 
 _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
 
 
-def options_of(candidate: Considered) -> str:
-    """Its own options as they are typed."""
-    return " ".join(f"--{name} {value}".rstrip() for name, value in own_options(candidate.line))
+def candidate_options(candidate: SearchCandidate) -> str:
+    """Return the options of a candidate as typed, without those given for all candidates."""
+    return " ".join(f"--{name} {value}".rstrip() for name, value in distinguishing_options(candidate.line))
 
 
-def place_of(candidate: Considered) -> str:
-    """` on data=64 model=4, --remat full`: what follows a strategy's name."""
-    mesh, options = mesh_text(candidate.mesh), options_of(candidate)
+def mesh_and_options(candidate: SearchCandidate) -> str:
+    """Return the text after a strategy's name: ` on data=64 model=4, --remat full`."""
+    mesh, options = mesh_text(candidate.mesh), candidate_options(candidate)
     return (f" on {mesh}" if mesh else "") + (f", {options}" if options else "")
 
 
 def choice_lead(choice: Choice) -> list[Span]:
-    """`fsdp+tp on data=64 model=4: 212 ms a step predicted for TPU v5e, 12.1 of 15.75 GiB a device; 8% faster than the
-    runner-up, fsdp on data=256 (229 ms).`, the strategy in bold."""
+    """Return the choice in one sentence, with the strategy in bold.
+
+    `fsdp+tp on data=64 model=4: 212 ms a step predicted for TPU v5e, 12.1 of 15.75 GiB a device; 8% faster than the
+    runner-up, fsdp on data=256 (229 ms).`
+    """
     chosen = choice.chosen
     if chosen is None:
         return list(_nothing(choice))
     figures = f"{_time(choice, chosen)}, {_room(choice, chosen) or 'peak memory not known'}"
     bare = " Nothing was compiled." if choice.source == "planned" else ""
-    return [strong(chosen.strategy), Span(f"{place_of(chosen)}: {figures}{_against(choice, chosen)}.{bare}")]
+    return [strong(chosen.strategy), Span(f"{mesh_and_options(chosen)}: {figures}{_against(choice, chosen)}.{bare}")]
 
 
-def _time(choice: Choice, candidate: Considered) -> str:
+def _time(choice: Choice, candidate: SearchCandidate) -> str:
     seconds = choice.time_of(candidate)
     if seconds is None:
         return "step time not known"
@@ -68,8 +71,8 @@ def _time(choice: Choice, candidate: Considered) -> str:
     return f"{seconds_text(seconds)} a step predicted" + (f" for {choice.on}" if choice.on else "")
 
 
-def _room(choice: Choice, candidate: Considered) -> str:
-    """`12.1 of 15.75 GiB a device`, `about 12.1 GiB a device` where it is estimated; empty where it is not known."""
+def _room(choice: Choice, candidate: SearchCandidate) -> str:
+    """Return the peak memory: `12.1 of 15.75 GiB a device`, with `about` before an estimate; empty if unknown."""
     peak, trial = choice.peak_of(candidate), choice.trial_of(candidate)
     if peak is None:
         return ""
@@ -77,18 +80,19 @@ def _room(choice: Choice, candidate: Considered) -> str:
     room = choice.limit if trial is None or trial.limit is None else trial.limit
     if room is None:
         return f"{about}{byte_text(peak)} a device"
-    return f"{about}{of_limit(peak, room)} a device"
+    return f"{about}{usage_text(peak, room)} a device"
 
 
-def _against(choice: Choice, chosen: Considered) -> str:
+def _against(choice: Choice, chosen: SearchCandidate) -> str:
     other = choice.runner_up
     if other is None:
         several = len(choice.candidates) > 1
         return "; no other that was tried fits" if several else "; there was no other candidate"
-    name = f"{other.strategy}{place_of(other)}"
+    name = f"{other.strategy}{mesh_and_options(other)}"
     ours, theirs = choice.time_of(chosen), choice.time_of(other)
     if ours is None or theirs is None:
         return f"; the runner-up is {name}"
+    # Within the error of predictions the search takes the simpler strategy, even one predicted to be slower.
     if choice.error is not None and theirs < ours <= (1 + choice.error) * theirs:
         return (
             f"; too close to call: {name} is predicted {speed_text(theirs, ours).partition(' than')[0]} "
@@ -101,7 +105,14 @@ def _against(choice: Choice, chosen: Considered) -> str:
 
 
 def speed_text(ours: float, theirs: float) -> str:
-    """`8% faster than`, by how many steps are done in the same time: `theirs / ours - 1`."""
+    """Return the relative speed: `8% faster than`.
+
+    The percentage counts steps in the same time: `theirs / ours - 1`.
+
+    Args:
+        ours: Step time in seconds.
+        theirs: Other step time in seconds.
+    """
     ratio = theirs / ours if ours else 1.0
     if ratio >= 2:
         return f"{significant(ratio, 2)} times as fast as"
@@ -111,7 +122,8 @@ def speed_text(ours: float, theirs: float) -> str:
 
 
 def _nothing(choice: Choice) -> Iterator[Span]:
-    """That nothing fits, and what came nearest; or why nothing could be tried."""
+    """Yield the failure of a search: the candidate with the least memory if none fits, or the reason for having
+    none."""
     candidates = choice.candidates
     if not candidates:
         yield strong("There was nothing to try.")
@@ -124,18 +136,19 @@ def _nothing(choice: Choice) -> Iterator[Span]:
         _, nearest = min(known, key=lambda each: each[0])
         yield Span(" The least memory is needed by ")
         yield strong(nearest.strategy)
-        yield Span(f"{place_of(nearest)}: {_room(choice, nearest)}.")
+        yield Span(f"{mesh_and_options(nearest)}: {_room(choice, nearest)}.")
     elif refused := [c for c in choice.with_outcome(REFUSED) if c.why]:
-        yield Span(f" {refused[0].strategy}{place_of(refused[0])}: {refused[0].why.rstrip('.')}.")
+        yield Span(f" {refused[0].strategy}{mesh_and_options(refused[0])}: {refused[0].why.rstrip('.')}.")
 
 
 def choice_about(choice: Choice) -> str:
-    """`train_step, planned for TPU v5e.`, of a choice that compiled nothing."""
+    """Return step and chip of a choice without compiled trials: `train_step, planned for TPU v5e.`"""
     return choice.name + (f", planned for {choice.on}" if choice.on else "") + "."
 
 
 def choice_counts(choice: Choice) -> str:
-    """`207 considered, 3 compiled. 120 can't be faster (...); 4 left when the budget of 60 s ended. 61.2 s used.`"""
+    """Return the numbers of candidates and the time: `207 considered, 3 compiled. 120 can't be faster (...); 4 left
+    when the budget of 60 s ended. 61.2 s used.`"""
     compiled = sum(trial.report is not None for trial in choice.comparison.trials)
     large = len(choice.with_outcome(TOO_LARGE))
     tally = f"{_candidates(len(choice.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
@@ -156,7 +169,13 @@ def _candidates(many: int) -> str:
 
 
 def fate_text(choice: Choice, outcome: str, many: int) -> str:
-    """What became of `many` candidates with one outcome: `120 can't be faster (...)`."""
+    """Return the outcome of several candidates: `120 can't be faster (...)`.
+
+    Args:
+        choice: Gives the budget, and the source of step times.
+        outcome: Outcome of the candidates.
+        many: Number of candidates.
+    """
     one, n = many == 1, count_text(many)
     plans = " by its plan" if one else " by their plans"
     ended = "" if choice.budget is None else f" when the budget of {choice.budget:g}{SPACE}s ended"
@@ -173,10 +192,10 @@ def fate_text(choice: Choice, outcome: str, many: int) -> str:
     }[outcome]
 
 
-def not_compiled(choice: Choice) -> list[tuple[str, list[Considered]]]:
-    """The candidates that the table of what was compiled has not, by outcome, what may be fastest first."""
+def not_compiled(choice: Choice) -> list[tuple[str, list[SearchCandidate]]]:
+    """Return the candidates without a compiled trial by outcome, the potentially fastest first."""
 
-    def order(candidate: Considered) -> tuple[bool, float, bool, int]:
+    def order(candidate: SearchCandidate) -> tuple[bool, float, bool, int]:
         bound, needs = candidate.bound, choice.peak_of(candidate)
         return bound is None, bound or 0.0, needs is None, needs or 0
 
@@ -187,34 +206,41 @@ def not_compiled(choice: Choice) -> list[tuple[str, list[Considered]]]:
     return [(outcome, group) for outcome, group in groups if group]
 
 
-def by_reason(group: Sequence[Considered], most: int) -> list[tuple[list[Considered], str]]:
-    """At most so many candidates in their order, those of one reason together, each time with the reason; one that
-    differs in the names of mesh axes alone is the same, and those are told."""
-    by_name: dict[str, list[Considered]] = {}
+def by_reason(group: Sequence[SearchCandidate], most: int) -> list[tuple[list[SearchCandidate], str]]:
+    """Group candidates by reason, at most `most` of them, in order.
+
+    Reasons that differ in names of mesh axes alone are equal; the text then lists the other names.
+
+    Args:
+        group: Candidates with one outcome.
+        most: Maximal number of candidates.
+    """
+    by_name: dict[str, list[SearchCandidate]] = {}
     for candidate in group:
         by_name.setdefault(_unnamed(candidate), []).append(candidate)
-    told = []
+    groups = []
     for alike in by_name.values():
         if shown := alike[:most]:
-            told.append((shown, _reason(shown)))
+            groups.append((shown, _reason(shown)))
         most -= len(shown)
-    return told
+    return groups
 
 
-def _named_axes(candidate: Considered) -> list[str]:
-    """The axes of its mesh that its reason names, in their order."""
+def _named_axes(candidate: SearchCandidate) -> list[str]:
+    """Return the mesh axes of a candidate in the order in which its reason names them."""
     named = re.findall(r"\w+", candidate.why)
     return list(dict.fromkeys(name for name in named if name in candidate.mesh))
 
 
-def _unnamed(candidate: Considered) -> str:
-    """Its reason with the axes of its mesh numbered."""
+def _unnamed(candidate: SearchCandidate) -> str:
+    """Return the reason of a candidate with numbers in place of mesh axes."""
+    # A null byte keeps a number apart from all text of a reason.
     numbers = {name: f"\0{i}" for i, name in enumerate(_named_axes(candidate))}
     return re.sub(r"\w+", lambda word: numbers.get(word[0], word[0]), candidate.why)
 
 
-def _reason(alike: Sequence[Considered]) -> str:
-    """The reason of the first, for how many it is said, and for which strategies with the names of other axes."""
+def _reason(alike: Sequence[SearchCandidate]) -> str:
+    """Return the common reason of several candidates, with their number and the names of other axes by strategy."""
     first = _named_axes(alike[0])
     others: dict[str, list[str]] = {}
     for candidate in alike:
@@ -224,23 +250,23 @@ def _reason(alike: Sequence[Considered]) -> str:
             others.setdefault(" and ".join(swaps), []).append(candidate.strategy)
     also = [f"{swaps} under {', '.join(dict.fromkeys(under))}" for swaps, under in others.items()]
     why, many = alike[0].why, len(alike)
-    said = f"each of these {count_text(many)}: {why}" if why and many > 1 else why
-    return said + (f" ({'; '.join(also)})" if also else "")
+    text = f"each of these {count_text(many)}: {why}" if why and many > 1 else why
+    return text + (f" ({'; '.join(also)})" if also else "")
 
 
-def bound_text(candidate: Considered) -> str:
-    """The time that a step of a candidate takes at least."""
+def bound_text(candidate: SearchCandidate) -> str:
+    """Return the lower bound of a candidate's step time."""
     return seconds_text(candidate.bound)
 
 
-def needs_text(candidate: Considered) -> tuple[str, str]:
-    """What the fullest device needs, and what of it are arrays; the second is empty where it is not known."""
+def needs_text(candidate: SearchCandidate) -> tuple[str, str]:
+    """Return the bytes needed on the fullest device, and the share of arrays; the second text is empty if unknown."""
     needs, holds = byte_text(candidate.needs), byte_text(candidate.holds)
     return needs, "" if candidate.holds is None else f"arrays {holds}"
 
 
 def estimates_note(choice: Choice) -> str:
-    """What the figures of candidates are that were not compiled."""
+    """Return an explanation of the figures of candidates that were not compiled."""
     at = f" on {choice.on}" if choice.on else ""
     return (
         f"at least: what a step's products and the bytes that it must send take{at}, by its plan and with all hidden "
@@ -249,33 +275,34 @@ def estimates_note(choice: Choice) -> str:
     )
 
 
-def because(question: Question) -> str:
-    """The figures below a question; that its answer is not known is said first."""
+def figures_text(question: Question) -> str:
+    """Return the figures below a question, after `not known` if its answer is unknown."""
     if question.answer is not None:
         return question.because
     return f"not known: {question.because}" if question.because else "not known"
 
 
-def steps(path: Sequence[Question]) -> Iterator[tuple[Question, bool | None]]:
-    """Each question with whether the way comes to it; None where an answer before it is not known."""
+def path_steps(path: Sequence[Question]) -> Iterator[tuple[Question, bool | None]]:
+    """Yield each question with whether the path reaches the question; None if an earlier answer is unknown."""
     reached: bool | None = True
     for question in path:
         yield question, reached
         ways = _ways(question)
         if ways != {""}:
+            # "" stands for the next question. With a further possible result it is unknown whether the path goes on.
             reached = (reached and None) if "" in ways else False
 
 
 def _ways(question: Question) -> set[str]:
-    """Where the question may lead, by what is known of its answer."""
+    """Return the possible results of a question, given what is known of its answer."""
     if question.answer is None:
         return {question.yes, question.no}
     return {question.yes if question.answer else question.no}
 
 
 def leaf_of(path: Sequence[Question]) -> str | None:
-    """The usual answer that the path leads to; None where that is not known, "" where it has none."""
-    for question, reached in steps(path):
+    """Return the result of the usual decision path; None if unknown, "" if there is none."""
+    for question, reached in path_steps(path):
         ways = _ways(question)
         if reached is None or len(ways) > 1:
             return None
@@ -285,7 +312,7 @@ def leaf_of(path: Sequence[Question]) -> str | None:
 
 
 def agreement(choice: Choice) -> str:
-    """Whether the usual path leads to what the search found, and by how much that is faster where it does not."""
+    """Return whether the usual path and the search agree, and the difference in speed if they do not."""
     leaf, chosen = leaf_of(choice.path), choice.chosen
     if not choice.path:
         return ""
@@ -305,12 +332,12 @@ def agreement(choice: Choice) -> str:
 
 
 def _agrees(leaf: str, strategy: str) -> bool:
-    """Whether one of the words of a leaf is this sum of strategies, in any order."""
+    """Return whether a word of `leaf` names the same strategies as `strategy`, in any order."""
     return any(set(word.strip(",;").split("+")) == set(strategy.split("+")) for word in leaf.split())
 
 
 def _best(choice: Choice, leaf: str) -> float | None:
-    """The least step time of those that were compiled, fit, and are what the leaf says."""
+    """Return the least step time of compiled candidates that fit and match `leaf`; None without one."""
     usable = {trial.line for trial in choice.comparison.usable}
     known = [
         seconds

@@ -1,4 +1,4 @@
-"""A comparison in words: what its trials are called, which is best, and what stands in a trial's cells."""
+"""Comparison in words: names of trials, the best ones, and the cells of each trial."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,43 +7,26 @@ from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.parts import mesh_text
-from jaxshard_magic.views.format import (
-    MINUS,
-    byte_text,
-    count_text,
-    difference_text,
-    rounded,
-    seconds_text,
-    share_text,
-)
+from jaxshard_magic.views.format import MINUS, byte_text, count_text, difference_text, rounded, seconds_text, share_text
 from jaxshard_magic.views.words.communication import predicted_text
+from jaxshard_magic.views.words.line_options import distinguishing_options
 from jaxshard_magic.views.words.run import devices_text, largest_difference
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
-from jaxshard_magic.views.words.typed import own_options
 
-_NUMBERS = (
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-)
-_TOLD_BY_VALUE = ("precision", "schedule")  # `bf16` and `zb-h1` say enough
-NAMED = 2  # trials that a sentence names
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_TOLD_BY_VALUE = ("precision", "schedule")  # named by value alone: `bf16`, `zb-h1`
+NAMED = 2  # trials named in a sentence, at most
 
 
 @dataclass(frozen=True)
-class Name:
-    """What a trial is called: its strategy, the options that not all trials have, and its mesh where another trial is
-    called the same without."""
+class TrialName:
+    """Name of a trial.
+
+    Attributes:
+        strategy: Strategy.
+        options: Options that not all trials share.
+        mesh: Mesh, if another trial has the same name without a mesh; else "".
+    """
 
     strategy: str
     options: str
@@ -55,8 +38,14 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Yes or no, or neither: `sign` is ok, error or None. `more` qualifies `word`."""
+class SignedAnswer:
+    """Answer of a check.
+
+    Attributes:
+        sign: "ok", "error", or None for neither.
+        word: Answer in a word or two.
+        more: Qualification.
+    """
 
     sign: str | None
     word: str
@@ -67,10 +56,10 @@ class Answer:
         return f"{self.word} {self.more}".rstrip()
 
 
-def trial_names(comparison: Comparison) -> dict[str, Name]:
-    """What each trial is called, by its key."""
+def trial_names(comparison: Comparison) -> dict[str, TrialName]:
+    """Return the name of each trial by key."""
     common = _common(comparison)
-    names = {trial.key: Name(trial.strategy, " ".join(_own(trial, common))) for trial in comparison.trials}
+    names = {trial.key: TrialName(trial.strategy, " ".join(_own(trial, common))) for trial in comparison.trials}
     many = Counter(name.text for name in names.values())
     return {
         trial.key: replace(name, mesh=mesh_text(trial.mesh)) if many[name.text] > 1 else name
@@ -80,20 +69,21 @@ def trial_names(comparison: Comparison) -> dict[str, Name]:
 
 
 def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
-    """The number of a trial of the past, then the options that not all trials have."""
+    """Return the number of a past report, then the options that not all trials share."""
     past = [] if trial.number is None else [f"#{trial.number}"]
     return past + [_short(option) for option in _options(trial) if option not in common]
 
 
 def report_text(trial: Trial) -> str:
-    """The number that the history knows a trial's report by; empty where it has none, or its name says it."""
+    """Return the number of a trial's report in the history; empty without one, or if the trial's name has the
+    number."""
     number = None if trial.report is None or trial.number is not None else trial.report.number
     return "" if number is None else str(number)
 
 
 def _options(trial: Trial) -> list[tuple[str, str]]:
-    """The options of a trial's line as (name, value), without those that tell no trial from another."""
-    return [(name, value.strip("\"'")) for name, value in own_options(trial.line)]
+    """Return the options of a trial's line as (name, value), without those given for all trials."""
+    return [(name, value.strip("\"'")) for name, value in distinguishing_options(trial.line)]
 
 
 def _short(option: tuple[str, str]) -> str:
@@ -102,14 +92,17 @@ def _short(option: tuple[str, str]) -> str:
 
 
 def _common(comparison: Comparison) -> list[tuple[str, str]]:
-    """The options that all of several trials have."""
+    """Return the options shared by all trials; empty for a single trial."""
     first, *rest = map(_options, comparison.trials) if comparison.trials else [[]]
     return [option for option in first if rest and all(option in each for each in rest)]
 
 
 def comparison_lead(comparison: Comparison) -> list[Span]:
-    """`Fastest: fsdp+tp bf16, 39.0 ms at 3.44 GiB. Least memory: pp+dp zb-h1, 3.12 GiB at 41.6 ms. One of six could not
-    run.`, the answers in bold."""
+    """Return the answers of a comparison, in bold where they name trials.
+
+    `Fastest: fsdp+tp bf16, 39.0 ms at 3.44 GiB. Least memory: pp+dp zb-h1, 3.12 GiB at 41.6 ms. One of six could not
+    run.`
+    """
     fastest, smallest = _fastest(comparison), _smallest(comparison)
     names, rest = trial_names(comparison), _fates(comparison)
 
@@ -142,16 +135,17 @@ def comparison_lead(comparison: Comparison) -> list[Span]:
 
 
 def _fastest(comparison: Comparison) -> list[Trial]:
-    """Those with the least step time as it is told, the fastest first: a reader sees none of them before another."""
+    """Return the trials whose step times print like the least one, the fastest first."""
     first, least = comparison.fastest, None
     if first is not None:
         least = seconds_text(comparison.seconds(first))
+    # Times that print equally are ties for a reader.
     alike = [t for t in comparison.usable if t is not first and seconds_text(comparison.seconds(t)) == least]
     return [] if first is None else [first, *alike]
 
 
 def _smallest(comparison: Comparison) -> list[Trial]:
-    """Those with the least peak memory as it is told."""
+    """Return the trials whose peaks print like the least one, the smallest first."""
     first, least = comparison.smallest, None
     if first is not None:
         least = byte_text(first.peak)
@@ -160,30 +154,30 @@ def _smallest(comparison: Comparison) -> list[Trial]:
 
 
 def _fates(comparison: Comparison) -> list[str]:
-    """What became of those that are no answer, a sentence each."""
+    """Return a sentence on each kind of trials that are no answer."""
     ran = [t for t in comparison.trials if t.report is not None]
     ended = [t for t in ran if t.why is None]
     large = sum(t.fits is False for t in ended)
     wrong = sum(same_answer(t).sign == "error" for t in ended)
     has, does = ("has" if wrong == 1 else "have"), ("does" if large == 1 else "do")
-    told = (
+    outcomes = (
         (len(comparison.trials) - len(ran), "could not run", "could run"),
         (len(ran) - len(ended), "did not run to the end", "ran to the end"),
         (large, f"{does} not fit", "fits"),
         (wrong, f"{has} other numbers than the plain step", "has the numbers of the plain step"),
     )
-    total, said = len(comparison.trials), list[str]()
-    for many, negative, positive in told:
+    total, sentences = len(comparison.trials), list[str]()
+    for many, negative, positive in outcomes:
         if total == many == 1:
-            said.append(f"It {negative}.")
+            sentences.append(f"It {negative}.")
         elif many == total:
-            said += [f"None of {_number(total)} {positive}."] * bool(total)
+            sentences += [f"None of {_number(total)} {positive}."] * bool(total)
         elif many:
-            said.append(sentence_case(f"{_number(many)} of {_number(total)} {negative}."))
+            sentences.append(sentence_case(f"{_number(many)} of {_number(total)} {negative}."))
     left = len(comparison.left)
     if left:
-        said.append(sentence_case(f"{_number(left)} {'was' if left == 1 else 'were'} not tried."))
-    return said
+        sentences.append(sentence_case(f"{_number(left)} {'was' if left == 1 else 'were'} not tried."))
+    return sentences
 
 
 def _number(many: int) -> str:
@@ -201,18 +195,18 @@ def _time(comparison: Comparison, trial: Trial) -> str:
 
 
 def on_cpu(comparison: Comparison) -> bool:
-    """Whether only simulated devices ran a step."""
+    """Return whether simulated devices alone ran a step."""
     ran = [trial for trial in comparison.trials if trial.measured is not None]
     return bool(ran) and all(trial.simulated for trial in ran)
 
 
 def source_text(comparison: Comparison) -> str:
-    """What step times are: `measured`, `predicted`; empty where none is known."""
+    """Return the source of step times: `measured`, `predicted`; empty if none is known."""
     return comparison.source or ""
 
 
 def comparison_about(comparison: Comparison) -> str:
-    """`train_step on 8 × TPU v5 lite, attached; all with microbatches 8.`"""
+    """Return step, devices and shared options: `train_step on 8 × TPU v5 lite, attached; all with --microbatches 8.`"""
     on = list(dict.fromkeys(devices_text(t.report.mesh) for t in comparison.trials if t.report is not None))
     where = f" on {on[0]}" if len(on) == 1 else ""
     quoted = ((name, f'"{value}"' if " " in value else value) for name, value in _common(comparison))
@@ -221,7 +215,7 @@ def comparison_about(comparison: Comparison) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What a reader must know of where the figures come from."""
+    """Return notes on the sources of the figures."""
     lines = list(comparison.notes)
     known = [t.report for t in comparison.trials if t.report is not None]
     if not known:
@@ -237,56 +231,67 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         lines.append(f"{computed}.")
     if on_cpu(comparison):
         instead = "; --on v5e predicts a chip's" if comparison.source is None else ""
-        lines.append(
-            f"What a step took on this CPU says nothing about an accelerator, and is not compared{instead}."
-        )
+        lines.append(f"What a step took on this CPU says nothing about an accelerator, and is not compared{instead}.")
     return lines
 
 
-def fits_answer(trial: Trial) -> Answer:
-    """Whether it fits; a trial that could not be compiled does not."""
+def fits_answer(trial: Trial) -> SignedAnswer:
+    """Return whether a trial fits; a trial that could not be compiled does not."""
     if trial.report is None or trial.fits is False:
-        return Answer("error", "no")
+        return SignedAnswer("error", "no")
     if trial.fits:
-        return Answer("ok", "yes")
-    return Answer(None, "unknown" if trial.peak is None else "no limit")
+        return SignedAnswer("ok", "yes")
+    return SignedAnswer(None, "unknown" if trial.peak is None else "no limit")
 
 
-def same_answer(trial: Trial) -> Answer:
-    """Whether its numbers are those of the plain step: `yes 2e−7`, `to bf16 0.0031`, `no 4.3e−4`, `not checked`,
-    and `as by hand 2e−7` of microbatches that the loss couples."""
+def same_answer(trial: Trial) -> SignedAnswer:
+    """Return whether a trial has the numbers of the plain step.
+
+    Answers: `yes 2e−7`, `to bf16 0.0031`, `no 4.3e−4`, `not checked`, and `as by hand 2e−7` for microbatches coupled by
+    the loss.
+    """
     check = None if trial.report is None else trial.report.check
     if check is None:
-        return Answer(None, "not checked")
+        return SignedAnswer(None, "not checked")
     by = largest_difference(check)
     more = "" if by is None else difference_text(by)
     if not check.passed:
-        return Answer("error", "no", more)
-    return Answer("ok", "as by hand" if check.by_hand else passed_text(trial.options), more)
+        return SignedAnswer("error", "no", more)
+    return SignedAnswer("ok", "as by hand" if check.by_hand else passed_text(trial.options), more)
 
 
 def passed_text(options: Mapping[str, Any]) -> str:
-    """`yes` of a check that passed under these options, `to bf16` as near as a narrow precision can be."""
+    """Return `yes` for a passed check, `to bf16` if the options make that precision the limit."""
     narrow = str(options.get("precision"))
     return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
 
 
 def step_text(comparison: Comparison, trial: Trial) -> str:
-    """The step time that trials are compared by, or the predicted one where that is all there is."""
+    """Return the step time for comparison; the predicted one if no other is known.
+
+    Args:
+        comparison: Decides between measured and predicted times.
+        trial: Trial.
+    """
     if trial.report is not None and (comparison.source != "measured" or comparison.seconds(trial) is None):
         return predicted_text(trial.report)
     return seconds_text(comparison.seconds(trial))
 
 
 def is_predicted(comparison: Comparison, trial: Trial) -> bool:
-    """Whether `step_text` is predicted where others are measured."""
+    """Return whether `step_text` is a prediction among measured times.
+
+    Args:
+        comparison: Decides between measured and predicted times.
+        trial: Trial.
+    """
     apart = comparison.source == "measured" and comparison.seconds(trial) is None
     return apart and trial.predicted is not None
 
 
 def prediction_text(comparison: Comparison, trial: Trial) -> str:
-    """`46.0 ms, −2.7%`: the predicted step beside the measured one; empty where there is nothing to compare."""
-    measured, predicted = comparison.seconds(trial), tail(comparison, trial)
+    """Return the predicted step beside the measured one: `46.0 ms, −2.7%`; empty without a comparable pair."""
+    measured, predicted = comparison.seconds(trial), comparable_prediction(comparison, trial)
     if not measured or predicted is None or trial.report is None:
         return ""
     off = predicted / measured - 1
@@ -294,20 +299,29 @@ def prediction_text(comparison: Comparison, trial: Trial) -> str:
     return f"{predicted_text(trial.report)}, {sign}{rounded(100 * abs(off), 1)}%"
 
 
-def tail(comparison: Comparison, trial: Trial) -> float | None:
-    """Seconds that were predicted for the chip that a trial ran on; None where it has no measured step of one."""
+def comparable_prediction(comparison: Comparison, trial: Trial) -> float | None:
+    """Return the step time predicted for the chip that ran a trial, in seconds.
+
+    None without a measured step on an attached chip.
+    """
     ran = trial.measured is not None and comparison.source == "measured"
     attached = trial.report is not None and trial.report.mesh.source == "attached"
     return trial.predicted if ran and attached else None
 
 
 def limit_share(trial: Trial) -> str:
-    """`32%` of the memory limit; empty where either is not known."""
+    """Return peak memory as a share of the limit: `32%`; empty if either is unknown."""
     return share_text(trial.peak / trial.limit) if trial.peak is not None and trial.limit else ""
 
 
 def front_text(comparison: Comparison, trial: Trial) -> str:
-    """Whether a trial is on the Pareto front: `on it`, `no: fsdp+tp bf16 and pp+dp zb-h1 are faster and smaller`."""
+    """Return whether a trial is on the Pareto front: `on it`, `no: fsdp+tp bf16 and pp+dp zb-h1 are faster and
+    smaller`.
+
+    Args:
+        comparison: Comparison of the trial.
+        trial: Trial.
+    """
     if trial.report is None:
         return "no: it could not run"
     if trial.why is not None:
@@ -324,10 +338,7 @@ def front_text(comparison: Comparison, trial: Trial) -> str:
     better = [
         (s, p, each.key)
         for each in comparison.front
-        if (s := comparison.seconds(each)) is not None
-        and (p := each.peak) is not None
-        and s <= seconds
-        and p <= peak
+        if (s := comparison.seconds(each)) is not None and (p := each.peak) is not None and s <= seconds and p <= peak
     ]
     names = trial_names(comparison)
     said = _joined([names[line].text for _, _, line in better])
@@ -335,7 +346,13 @@ def front_text(comparison: Comparison, trial: Trial) -> str:
 
 
 def _better(better: Sequence[tuple[float, int, str]], seconds: float, peak: int) -> str:
-    """What those are that are at least as fast and as small, and one of it better."""
+    """Return the advantage of trials at least as fast and as small.
+
+    Args:
+        better: (seconds, peak bytes, key) of these trials.
+        seconds: Step time to compare with.
+        peak: Peak memory in bytes to compare with.
+    """
     faster, smaller = all(s < seconds for s, _, _ in better), all(p < peak for _, p, _ in better)
     if faster and smaller:
         return "faster and smaller"
@@ -347,15 +364,18 @@ def _better(better: Sequence[tuple[float, int, str]], seconds: float, peak: int)
 
 
 def _joined(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and 3 more`."""
+    """Return names as a list in words: `a`, `a and b`, `a, b and 3 more`."""
     if len(names) > NAMED:
         return f"{', '.join(names[:NAMED])} and {_number(len(names) - NAMED)} more"
     return " and ".join(names)
 
 
-def not_run(trial: Trial) -> tuple[str, str]:
-    """Why a trial has no result, in a first part and what it says in brackets at its end: `12 heads do not divide by
-    model=8`, `(blocks.attn.qkv.kernel, dim 3)`."""
+def failure_parts(trial: Trial) -> tuple[str, str]:
+    """Return the reason of a failed trial, split before a bracket at its end.
+
+    `12 heads do not divide by model=8` and `(blocks.attn.qkv.kernel, dim 3)`; the second part is empty without a
+    bracket.
+    """
     why = (trial.why or "").rstrip(".")
     head, bracket, rest = why.partition(" (")
     return (head, f"({rest}") if bracket and rest.endswith(")") else (why, "")

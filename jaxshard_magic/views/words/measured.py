@@ -1,18 +1,12 @@
-"""What the profiler measured of a step, in words: how its time divides, how much was read, and what it is a time of."""
+"""Time breakdown of a recorded step in words: shares, number of recorded steps, and notes on the times."""
 
 from jaxshard_magic.report import Measured, Report
-from jaxshard_magic.views.format import (
-    count_text,
-    percent_text,
-    range_text,
-    seconds_text,
-    share_text,
-)
+from jaxshard_magic.views.format import count_text, percent_text, range_text, seconds_text, share_text
 from jaxshard_magic.views.words.spans import Span, strong
-from jaxshard_magic.views.words.step_time import simulated
+from jaxshard_magic.views.words.step_time import is_simulated
 
-# What lanes are painted by: what computes by its phase, what moves, what waits.
-SPENT = {
+# Kinds of time in lanes: compute by phase, movement of data, and waiting.
+TIME_KINDS = {
     "F": "forward",
     "B": "backward",
     "R": "recomputed",
@@ -21,9 +15,9 @@ SPENT = {
     "M": "moving data",
     "X": "waiting",
 }
-LETTERS = {name: letter for letter, name in SPENT.items()}
-SLOWER = 0.05  # of the step: by so much more than the median device one computes that is told
-SEEN = 0.0005  # of the time: what is told as 0.1%
+LETTERS = {name: letter for letter, name in TIME_KINDS.items()}
+SLOWER = 0.05  # share of the step: a device that computes longer than the median by more is named
+SEEN = 0.0005  # share of the step that prints as 0.1%
 _CLOCKS = (
     "A step takes as long as on the host where it takes longest. Each host's lanes begin with its own first operation,"
     " as hosts have clocks of their own."
@@ -34,15 +28,10 @@ _HERE = (
 )
 
 
-def spent_lead(m: Measured) -> list[Span]:
-    """`Measured 37.0 ms a step: 30% compute, 50% moving data, 15% waiting, 5% idle.`"""
+def measured_lead(m: Measured) -> list[Span]:
+    """Return the breakdown: `Measured 37.0 ms a step: 30% compute, 50% moving data, 15% waiting, 5% idle.`"""
     mean = m.mean
-    parts = {
-        "compute": mean.compute,
-        "moving data": mean.moving,
-        "waiting": mean.waiting,
-        "idle": mean.idle,
-    }
+    parts = {"compute": mean.compute, "moving data": mean.moving, "waiting": mean.waiting, "idle": mean.idle}
     told = ", ".join(
         f"{share_text(seconds / m.seconds)} {name}"
         for name, seconds in parts.items()
@@ -53,14 +42,14 @@ def spent_lead(m: Measured) -> list[Span]:
 
 
 def recorded_text(m: Measured) -> str:
-    """`37.0 ms`: a recorded step, the mean of those that were read."""
+    """Return the mean time of the recorded steps that were read: `37.0 ms`."""
     return seconds_text(m.seconds)
 
 
-def spent_about(m: Measured) -> str:
-    """`5 recorded steps, 34.6 to 47.1 ms; 156 operations on a device.`
+def measured_about(m: Measured) -> str:
+    """Return the extent of the recording: `5 recorded steps, 34.6 to 47.1 ms; 156 operations on a device.`
 
-    Where fewer were recorded than were asked for: `2 of 5 steps were recorded, as a step has so many operations, ...`
+    With fewer recorded steps than requested: `2 of 5 steps were recorded, as a step has so many operations, ...`
     """
     if m.recorded < m.asked:
         were = "was" if m.recorded == 1 else "were"
@@ -74,12 +63,13 @@ def spent_about(m: Measured) -> str:
     return f"{steps}{between}; {count_text(m.operations)} operations on a device."
 
 
-def spent_notes(report: Report) -> list[str]:
-    """What to know of these times: whose they are, which device is slow, and what no line is known of."""
+def measured_notes(report: Report) -> list[str]:
+    """Return notes on the times: simulated devices, clocks of hosts, the slowest device, and time without a line of
+    code."""
     m = report.measured
     if m is None:
         return []
-    notes = [_HERE] if simulated(report) else []
+    notes = [_HERE] if is_simulated(report) else []
     if report.mesh.processes > 1:
         notes.append(_CLOCKS)
     if m.slowest is not None and m.behind is not None and m.behind > SLOWER * m.seconds:

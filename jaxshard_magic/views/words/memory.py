@@ -1,33 +1,32 @@
-"""Memory in sentences: who is fullest, what was measured, and the largest buffers."""
+"""Memory in words: the fullest devices, measured peaks, and the largest buffers."""
 
 from collections.abc import Callable, Sequence
 
 from jaxshard_magic.report import DeviceMemory, Memory
 from jaxshard_magic.views import device_memory
-from jaxshard_magic.views.format import (
-    byte_text,
-    count_text,
-    device_text,
-    limit_text,
-    of_limit,
-    share_text,
-)
-from jaxshard_magic.views.source_lines import place_in_words
+from jaxshard_magic.views.format import byte_text, count_text, device_text, limit_text, share_text, usage_text
+from jaxshard_magic.views.source_lines import line_in_words
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
 
 Named = Callable[[Sequence[int]], str]
 
 
 def memory_lead(memory: Memory, named: Named = device_text) -> list[Span]:
-    """What the memory view opens with: who is fullest, in bold, and what the others hold."""
+    """Return the first sentences of the memory view: the fullest devices in bold, then the others.
+
+    Args:
+        memory: Memory of all devices.
+        named: Returns the text for device ids.
+    """
     head, rest = clauses(memory, named)
     others = "; ".join(filter(None, [*rest, measured_text(memory)]))
     return [strong(f"{sentence_case(head)}."), Span(f" {sentence_case(others)}." if others else "")]
 
 
 def measured_text(memory: Memory) -> str | None:
-    """`measured 5.15 GiB on device 0, 1.2% more than computed`, of the device that held most; None where none was."""
-    top = device_memory.measured(memory)
+    """Return the largest measured peak: `measured 5.15 GiB on device 0, 1.2% more than computed`; None without a
+    measurement."""
+    top = device_memory.highest_measured(memory)
     if top is None:
         return None
     text = f"measured {byte_text(top.measured)} on device {top.device}"
@@ -36,59 +35,64 @@ def measured_text(memory: Memory) -> str | None:
 
 
 def error_text(device: DeviceMemory) -> str | None:
-    """`1.2% more`: the measured peak beside the computed one; None where one of them is not known."""
+    """Return the measured peak relative to the computed one: `1.2% more`; None if either is unknown."""
     off = device_memory.error(device)
     return None if off is None else f"{share_text(abs(off))} {'more' if off >= 0 else 'less'}"
 
 
 def live_lead(memory: Memory) -> str:
-    """What the curve of bytes in use is from, and what the devices' peak has beside them."""
+    """Return the source of the curve of bytes in use, and the difference between its top and the peak."""
+    # A source "compiled for CHIP" means that the chip's compiler refused the step; figures are those of a larger chip.
     _, refused, stand_in = memory.source.partition("compiled for ")
-    source = (
-        f"as compiled for {stand_in}, which has the room" if refused else "from XLA\u2019s buffer assignment"
-    )
-    said = f"program order, one device, {source}"
+    source = f"as compiled for {stand_in}, which has the room" if refused else "from XLA\u2019s buffer assignment"
+    sentence = f"program order, one device, {source}"
     live, top = memory.live, device_memory.fullest(memory)
     if refused or live is None or top is None or top.peak is None:
-        return said
+        return sentence
     most, alike = live.bytes[live.peak], {byte_text(d.peak) for d in memory.per_device}
     if byte_text(most) in alike:
-        return said
+        return sentence
     more = "the gaps between buffers" if most < top.peak else "no constants of the program"
-    return f"{said}; the peak of {byte_text(top.peak)} counts {more}{' as well' * (most < top.peak)}"
+    return f"{sentence}; the peak of {byte_text(top.peak)} counts {more}{' as well' * (most < top.peak)}"
 
 
 def live_text(memory: Memory) -> str | None:
-    """`at most 4.63 GiB in use, cell [7], line 15`: the top of that curve, and where it lies."""
+    """Return the top of the curve with its line: `at most 4.63 GiB in use, cell [7], line 15`; None without a curve."""
     live = memory.live
     if live is None or not live.bytes:
         return None
-    return ", ".join(
-        filter(None, (f"at most {byte_text(live.bytes[live.peak])} in use", place_in_words(live)))
-    )
+    return ", ".join(filter(None, (f"at most {byte_text(live.bytes[live.peak])} in use", line_in_words(live))))
 
 
-def where(groups: Sequence[device_memory.Group]) -> str:
-    """On which devices the fullest group's figure holds: `every device`, `the fullest device`;
-    empty for a single device."""
+def fullest_text(groups: Sequence[device_memory.DeviceGroup]) -> str:
+    """Return the devices of the fullest group: `every device`, `the fullest device`; empty for a single device."""
     if len(groups) > 1:
         return "the fullest device" if len(groups[0].devices) == 1 else "the fullest devices"
     return "every device" if len(groups[0].devices) > 1 else ""
 
 
 def memory_sentence(memory: Memory, named: Named = device_text) -> str:
-    """Who is fullest and who is alike: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`, the devices as
-    `named` tells of them."""
+    """Return the memory of all devices in one sentence: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`.
+
+    Args:
+        memory: Memory of all devices.
+        named: Returns the text for device ids.
+    """
     head, rest = clauses(memory, named)
     return "; ".join((head, *rest))
 
 
 def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]:
-    """The sentence in parts: who is fullest, and what the others hold."""
+    """Return a clause on the fullest devices, and clauses on the others.
+
+    Args:
+        memory: Memory of all devices.
+        named: Returns the text for device ids.
+    """
     groups, most = device_memory.groups(memory), device_memory.limit(memory)
-    known = groups[0].most.peak is not None
-    sizes = [device_memory.bytes_at_peak(g.most) for g in groups]
-    texts = [of_limit(size, most) if most and i == 0 else byte_text(size) for i, size in enumerate(sizes)]
+    known = groups[0].fullest.peak is not None
+    sizes = [device_memory.bytes_at_peak(g.fullest) for g in groups]
+    texts = [usage_text(size, most) if most and i == 0 else byte_text(size) for i, size in enumerate(sizes)]
     names = [named(g.devices) for g in groups]
     if len(groups) == 1:
         alike = len(groups[0].devices)
@@ -107,15 +111,19 @@ def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]
 
 
 def scale_note(memory: Memory) -> str | None:
-    """`Bars are 1,230 times as long as on the scale of the limit, 15.75 GiB.`; None where that is their scale."""
+    """Return a note on enlarged bars: `Bars below are drawn 1,230 times as long as on the scale of the limit, 15.75
+    GiB.`
+
+    None for bars on the scale of the limit.
+    """
     most = device_memory.limit(memory)
-    if most is None or not device_memory.enlarged(memory):
+    if most is None or not device_memory.has_own_scale(memory):
         return None
     times = count_text(int(most / device_memory.longest(memory)))
     return f"Bars below are drawn {times} times as long as on the scale of the limit, {limit_text(most)}."
 
 
 def share_of_limit(memory: Memory) -> str | None:
-    """`32% of 15.75 GiB`, None without a limit or without a peak."""
-    most, top = device_memory.limit(memory), device_memory.groups(memory)[0].most
+    """Return the peak as a share of the limit: `32% of 15.75 GiB`; None if either is unknown."""
+    most, top = device_memory.limit(memory), device_memory.groups(memory)[0].fullest
     return f"{share_text(top.peak / most)} of {limit_text(most)}" if most and top.peak is not None else None

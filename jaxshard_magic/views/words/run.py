@@ -1,10 +1,10 @@
-"""What ran: the mesh, the options, where the figures come from, and what the check found."""
+"""Run in words: mesh, options, sources of the figures, and the result of the check."""
 
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from jaxshard_magic.report import Check, Ended, MeshInfo, Report
+from jaxshard_magic.report import Check, EarlyEnd, MeshInfo, Report
 from jaxshard_magic.views.format import byte_text, count_text, difference_text, number_text, seconds_text
 from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, strong
 
@@ -12,12 +12,23 @@ PREDICTED = "every figure is predicted from the plan"
 
 
 def reported_devices(report: Report, times: str = "\u00d7") -> str:
-    """As `devices_text`, of a report, which may be of a plan alone."""
+    """Return the devices of a report, of a planned one as well, like `devices_text`.
+
+    Args:
+        report: Report.
+        times: Multiplication sign.
+    """
     return devices_text(report.mesh, times, planned=is_planned(report))
 
 
 def devices_text(info: MeshInfo, times: str = "\u00d7", *, planned: bool = False) -> str:
-    """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
+    """Return the devices of a mesh: `8 x TPU v5 lite, attached`, `8 simulated CPU devices`.
+
+    Args:
+        info: Mesh.
+        times: Multiplication sign.
+        planned: Whether the figures are those of a plan that is not compiled.
+    """
     n = len(info.devices) or prod(info.axes.values())
     many = len(set(info.hosts)) or info.processes
     hosts = f" on {count_text(many)} hosts" if many > 1 else ""
@@ -29,13 +40,19 @@ def devices_text(info: MeshInfo, times: str = "\u00d7", *, planned: bool = False
 
 
 def island_word(info: MeshInfo) -> str:
-    """What the parts of a mesh are called between which the network goes."""
+    """Return the word for an island of a mesh, beyond which only the network goes: "slice" of TPUs, else "host"."""
     return "slice" if info.platform == "tpu" else "host"
 
 
 def hosts_lines(info: MeshInfo, most: int) -> list[str]:
-    """Of each host which devices it has, `host 0: 0\u20133`; at most so many lines, the last for what is left out."""
+    """Return the devices of each host: `host 0: 0–3`.
+
+    Args:
+        info: Mesh.
+        most: Maximal number of lines; the last one then counts the omitted hosts.
+    """
     of: dict[int, list[int]] = {}
+    # `MeshInfo.hosts` is empty for a mesh on one host.
     for host, device in zip(info.hosts, info.devices, strict=bool(info.hosts)):
         of.setdefault(host, []).append(device)
     lines = [f"host {host}: {_runs(sorted(devices))}" for host, devices in sorted(of.items())]
@@ -44,7 +61,7 @@ def hosts_lines(info: MeshInfo, most: int) -> list[str]:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """`0\u20133, 8`: numbers in rising order, those that follow each other together."""
+    """Return ascending numbers with consecutive ones joined: `0–3, 8`."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:
@@ -55,20 +72,24 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def title_text(report: Report) -> str:
-    """What a report is of: the strategy, or `arrays` where there was no step."""
+    """Return the subject of a report: the strategy, or `arrays` without a step."""
     return report.strategy if report.of_step else "arrays"
 
 
 def named_text(report: Report) -> str:
-    """The step's name, and the number that its notebook and the history know the report by: `train_step, report 12`;
-    empty where it has none of both."""
+    """Return the name of the step and the number of its report in notebook and history: `train_step, report 12`.
+
+    Empty if there is neither.
+    """
     name = report.name if report.name != report.strategy else ""
     return ", ".join(filter(None, [name, "" if report.number is None else f"report {report.number}"]))
 
 
 def options_text(report: Report) -> str:
-    """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`; those of a pipeline
-    begin with its schedule, given or not."""
+    """Return the given options as typed: `--rule "wte=P('model')" --precision bf16`.
+
+    A pipeline's options begin with its schedule, given or not.
+    """
     schedule: dict[str, Any] = {} if report.pipeline is None else {"schedule": report.pipeline.schedule}
     words: list[str] = []
     for name, value in (schedule | report.options).items():
@@ -85,72 +106,78 @@ def options_text(report: Report) -> str:
     return " ".join(words)
 
 
-Told = tuple[str, str]  # a leaf's path, and by how much it differs or where
-HINTS = 3  # pieces of advice that are open at first, the others folded
+LeafNote = tuple[str, str]  # (path of a leaf, its difference or the number of noisy values)
+HINTS = 3  # pieces of advice shown at first; others are folded
 
 
-def ran(report: Report) -> bool:
-    """Whether the step was called, or recorded on copies."""
+def has_run(report: Report) -> bool:
+    """Return whether the step was called, or recorded on copies of its arguments."""
     return report.measured is not None or (report.timing is not None and report.timing.calls > 0)
 
 
-def way(ended: Ended) -> str:
-    """How far a cell came that ended early: `step 396 of 3,000`."""
+def progress_text(ended: EarlyEnd) -> str:
+    """Return the progress of a cell that ended early: `step 396 of 3,000`."""
     if not ended.calls:
         return "the first step"
     return f"step {count_text(ended.calls)}" + (f" of {count_text(ended.of)}" if ended.of else "")
 
 
-def ended_spans(ended: Ended) -> list[Span]:
-    """`Stopped at step 396 of 3,000, loss 0.042.`, or what the cell raised, and where."""
+def ended_spans(ended: EarlyEnd) -> list[Span]:
+    """Return the early end of a cell: `Stopped at step 396 of 3,000, loss 0.042.`, or the error and its line."""
     at = [Span(" at "), line_span(ended.file, ended.line)] if ended.line is not None else []
     loss = f", loss {number_text(ended.loss)}" if ended.loss is not None else ""
     if ended.error is None:
-        return [strong(f"Stopped {'at' if ended.calls else 'in'} {way(ended)}"), Span(f"{loss}.")]
+        return [strong(f"Stopped {'at' if ended.calls else 'in'} {progress_text(ended)}"), Span(f"{loss}.")]
     return [
         strong("The cell raised"),
         Span(" "),
         Span(ended.error, "code"),
         *at,
-        Span(f", {'after' if ended.calls else 'in'} {way(ended)}{loss}."),
+        Span(f", {'after' if ended.calls else 'in'} {progress_text(ended)}{loss}."),
     ]
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know of where the figures come from, and whether anything ran."""
+    """Return notes on the sources of the figures, and on whether the step ran."""
     return [*origin_notes(report), *run_notes(report), *saved_notes(report)]
 
 
 def saved_notes(report: Report) -> list[str]:
-    """`3 saves took the loop 1.2 s, 0.4 s each; the last, of step 300, 151 MB, in runs/a. While one is written a device
-    holds 19 MB more: the state that the step would have taken over.`"""
-    kept = report.checkpoints
-    if kept is None:
+    """Return notes on checkpoints.
+
+    `3 saves took the loop 1.2 s, 0.4 s each; the last, of step 300, 151 MB, in runs/a. While a save is written a device
+    holds up to 19 MB more: the state that the step would have taken over.`
+    """
+    checkpoints = report.checkpoints
+    if checkpoints is None:
         return []
     lines = []
-    if kept.resumed is not None:
+    if checkpoints.resumed is not None:
         lines.append(
-            f"Resumed at step {count_text(kept.resumed)}, from {kept.folder}: those before were not computed."
+            f"Resumed at step {count_text(checkpoints.resumed)}, from {checkpoints.folder}: those before "
+            "were not computed."
         )
-    if kept.count:
-        last, one = kept.saves[-1], kept.count == 1
-        each = "" if one else f", {seconds_text(kept.seconds / kept.count)} each"
+    if checkpoints.count:
+        last, one = checkpoints.saves[-1], checkpoints.count == 1
+        each = "" if one else f", {seconds_text(checkpoints.seconds / checkpoints.count)} each"
         lines.append(
-            f"{count_text(kept.count)} save{'s' * (not one)} took the loop {seconds_text(kept.seconds)}{each}; the "
-            f"last, of step {count_text(last.step)}, {byte_text(last.bytes)}, in {kept.folder}."
+            f"{count_text(checkpoints.count)} save{'s' * (not one)} took the loop "
+            f"{seconds_text(checkpoints.seconds)}{each}; the "
+            f"last, of step {count_text(last.step)}, {byte_text(last.bytes)}, in {checkpoints.folder}."
         )
-    if kept.copy:
+    if checkpoints.copy:
         lines.append(
-            f"While a save is written a device holds up to {byte_text(kept.copy)} more: the state that the step would "
+            f"While a save is written a device holds up to {byte_text(checkpoints.copy)} more: the state "
+            "that the step would "
             "have taken over."
         )
     return lines
 
 
 def run_notes(report: Report) -> list[str]:
-    """`Not run: compiled only; your variables are as they were.`"""
-    kept = report.checkpoints
-    if not report.of_step or ran(report) or (kept is not None and kept.resumed is not None):
+    """Return a note on a step that did not run: `Not run: compiled only; your variables are as they were.`"""
+    checkpoints = report.checkpoints
+    if not report.of_step or has_run(report) or (checkpoints is not None and checkpoints.resumed is not None):
         return []
     how = "planned only; " if is_planned(report) else "compiled only; " * _known(report)
     return [f"Not run: {how}your variables are as they were."]
@@ -166,7 +193,7 @@ def _known(report: Report) -> bool:
 
 
 def origin_notes(report: Report) -> list[str]:
-    """Where the figures come from."""
+    """Return notes on the sources of the figures."""
     if is_planned(report):
         failed = any(a.code == "compiler-failed" for a in report.advice)
         why = "The chip's compiler failed" if failed else "Nothing is compiled"
@@ -188,6 +215,8 @@ def origin_notes(report: Report) -> list[str]:
             )
     elif report.mesh.source == "topology":
         lines.append("Every figure is computed from the compiled program or predicted.")
+        # A source "compiled for CHIP" means that the chip's compiler refused the step; figures are those of a larger
+        # chip.
         _, refused, stand_in = (report.memory.source if report.memory else "").partition("compiled for ")
         if refused:
             lines.append(
@@ -197,26 +226,26 @@ def origin_notes(report: Report) -> list[str]:
     return lines
 
 
-def check_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
-    """What the check found, with the leaves it names."""
-    return [*found_lines(report), *noise_lines(report)]
+def check_lines(report: Report) -> list[tuple[str, tuple[LeafNote, ...]]]:
+    """Return the result of the check with the leaves it names."""
+    return [*result_lines(report), *noise_lines(report)]
 
 
-def noise_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
-    """The leaves that only rounding moves."""
+def noise_lines(report: Report) -> list[tuple[str, tuple[LeafNote, ...]]]:
+    """Return the leaves with rounding noise alone; empty if there are none."""
     check = report.check
     if check is None or not check.noise:
         return []
     return [(f"{leaves_text(len(check.noise))} with rounding noise only, no error:", _with_numbers(check))]
 
 
-def found_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
-    """Whether the numbers are the same, and the leaves that differ."""
+def result_lines(report: Report) -> list[tuple[str, tuple[LeafNote, ...]]]:
+    """Return whether the numbers are the same, the leaves that differ, and whether the compiler is at fault."""
     check = report.check
     if check is None:
         return []
     same = "The same numbers as" if check.passed else "Not the same numbers as"
-    lines: list[tuple[str, tuple[Told, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
+    lines: list[tuple[str, tuple[LeafNote, ...]]] = [(f"{same} {check.reference}: {check_difference(report)}.", ())]
     if check.failed:
         lines.append((f"{leaves_text(len(check.failed))} not the same:", _with_amounts(check)))
     if check.compiler is not None:
@@ -233,15 +262,15 @@ def _whose_fault(compiler: bool) -> str:
     return "jax.jit alone, with the arguments divided in the same way, gets them right: please report it with the step."
 
 
-def _with_amounts(check: Check) -> tuple[Told, ...]:
-    """`state.params.w` `by 0.012`."""
+def _with_amounts(check: Check) -> tuple[LeafNote, ...]:
+    """Return (path, amount) of failed leaves: `state.params.w`, `by 0.012`."""
     amounts = check.failed_by or (None,) * len(check.failed)
     pairs = zip(check.failed, amounts, strict=True)
     return tuple((path, "" if by is None else f"by {difference_text(by)}") for path, by in pairs)
 
 
-def _with_numbers(check: Check) -> tuple[Told, ...]:
-    """`state.params.w` `(12 of 262,144 numbers)`, `state.params.b` `(all 1,024 numbers)`."""
+def _with_numbers(check: Check) -> tuple[LeafNote, ...]:
+    """Return (path, numbers with noise) of leaves: `state.params.w`, `(12 of 262,144 numbers)`."""
     if not check.noise_in:
         return tuple((path, "") for path in check.noise)
     pairs = zip(check.noise, check.noise_in, strict=True)
@@ -255,12 +284,12 @@ def _numbers_text(n: int, of: int) -> str:
 
 
 def largest_difference(check: Check) -> float | None:
-    """The relative difference that a check found, the absolute one where that is not known."""
+    """Return the largest relative difference of a check, else the absolute one; None if both are unknown."""
     return check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
 
 
-def difference(report: Report) -> str:
-    """`differs by 2e-6, limit 1e-4`."""
+def check_difference(report: Report) -> str:
+    """Return the difference and its limit: `differs by 2e-6, limit 1e-4`."""
     check = report.check
     if check is None:
         return "not checked"

@@ -1,33 +1,38 @@
-"""What sentences are made of: spans, axes and lines that a view can mark or open."""
+"""Spans of sentences: text, mesh axes and lines of code, so that views can mark or open them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxshard_magic.places import in_words
+from jaxshard_magic.code_locations import line_text
 from jaxshard_magic.views.format import count_text
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis), code (a name of the user's), memory (the
-    devices that hold most) or line (one of the user's)."""
+    """Piece of a sentence.
+
+    Attributes:
+        text: Text.
+        kind: "text", "strong", "axis" (a mesh axis), "code" (a name of the user's), "memory" (the fullest devices), or
+            "line" (a line of the user's code).
+    """
 
     text: str
     kind: str = "text"
 
 
 def strong(text: str) -> Span:
-    """A span in bold."""
+    """Return a bold span."""
     return Span(text, "strong")
 
 
 def line_span(file: str | None, line: int) -> Span:
-    """`cell [3], line 12`, which a view can open."""
-    return Span(in_words(file, line), "line")
+    """Return a line of code as a span that views can open: `cell [3], line 12`."""
+    return Span(line_text(file, line), "line")
 
 
 def called_spans(called: Iterable[str | None]) -> list[Span]:
-    """`, called at cell [7], line 12`, where one line led to all that is told of; empty for several, and for none."""
+    """Return the calling line: `, called at cell [7], line 12`; empty for several lines, and for none."""
     found = set(called)
     if len(found) != 1 or (one := found.pop()) is None:
         return []
@@ -36,7 +41,7 @@ def called_spans(called: Iterable[str | None]) -> list[Span]:
 
 
 def axes_spans(axes: Sequence[str] | None) -> list[Span]:
-    """` over data and model`, empty where no axes are known."""
+    """Return mesh axes in words: ` over data and model`; empty if unknown."""
     if not axes:
         return []
     spans = [Span(" over ")]
@@ -46,22 +51,24 @@ def axes_spans(axes: Sequence[str] | None) -> list[Span]:
 
 
 def axes_text(axes: Sequence[str] | None) -> str:
-    """`data+model`: mesh axes in one word."""
+    """Return mesh axes in one word: `data+model`; `other groups` for None."""
     return "other groups" if axes is None else "+".join(axes)
 
 
 def sentence_case(text: str) -> str:
-    """`text` with a capital at its start."""
+    """Return `text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def first_clause(message: str) -> tuple[str, str]:
-    """A message's first clause with its colon or full stop, and the rest; a message of one clause, or with a
-    long first one, is all rest."""
+    """Return the first clause of a message with its colon or full stop, and the remaining text.
+
+    A message of one clause, or with a first clause over 100 characters, has an empty first part.
+    """
     ends = [i for mark in (": ", ". ") if 0 < (i := message.find(mark)) <= 100]
     return (message[: min(ends) + 1], message[min(ends) + 2 :]) if ends else ("", message)
 
 
 def leaves_text(n: int) -> str:
-    """`1 leaf`, `53 leaves`."""
+    """Return the number of leaves: `1 leaf`, `53 leaves`."""
     return "1 leaf" if n == 1 else f"{count_text(n)} leaves"

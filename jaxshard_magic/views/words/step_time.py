@@ -1,47 +1,50 @@
-"""The step time in words: what was measured on a chip or predicted for one, how, and over which calls.
+"""Step time in words: measured on a chip, or predicted for one.
 
-The time of simulated devices is never a figure of its own: it is told behind what stands for it.
+Footgun: a time of simulated devices is a time of this CPU. It is a note at most, never the figure itself.
 """
 
-from jaxshard_magic.report import Report, Spread, Timing
+from jaxshard_magic.report import Report, TimeSpread, Timing
 from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text, share_text
 from jaxshard_magic.views.words.communication import predicted_range, predicted_text
 
 _WAYS = {"step to step": ["from step to step"], "start to end": ["from start to end"]}  # `Timing.how`
 
 
-def simulated(report: Report) -> bool:
-    """Whether the devices were simulated: what a step takes there is a time of this CPU."""
+def is_simulated(report: Report) -> bool:
+    """Return whether the devices are simulated, so that measured times are those of this CPU."""
     return report.mesh.source == "simulated"
 
 
-def on_chip(report: Report) -> Spread | None:
-    """Seconds of a step as an accelerator ran it; None where none did."""
-    return None if report.timing is None or simulated(report) else report.timing.step_s
+def chip_step_time(report: Report) -> TimeSpread | None:
+    """Return the measured step time of an accelerator in seconds; None without one."""
+    # A time of simulated devices is a time of this CPU.
+    return None if report.timing is None or is_simulated(report) else report.timing.step_s
 
 
 def step_time(report: Report) -> tuple[str, str, list[str]]:
-    """What the figure is called, the figure, and what qualifies it: as a chip ran it, else as predicted for one."""
-    timing, spread = report.timing, on_chip(report)
-    told = "" if timing is None or timing.predicted_step_s is None else predicted_text(report)
+    """Return label, value and notes of the step time: as measured on a chip, else as predicted for one."""
+    timing, spread = report.timing, chip_step_time(report)
+    prediction = "" if timing is None or timing.predicted_step_s is None else predicted_text(report)
     between = predicted_range(report)
     if spread is not None and timing is not None:
-        predicted = f"predicted {told}" + (f" ({between})" if between else "")
+        predicted = f"predicted {prediction}" + (f" ({between})" if between else "")
         return (
             "step time, measured",
             seconds_text(spread.median),
-            [*_measured(timing, spread), *[predicted] * bool(told)],
+            [*_measured(timing, spread), *[predicted] * bool(prediction)],
         )
-    on = f"for {timing.on}" if told and timing is not None and timing.on else ""
+    on = f"for {timing.on}" if prediction and timing is not None and timing.on else ""
     notes = [" ".join(filter(None, (between, on)))] if on else []
     return (
-        ("step time, predicted", told, notes + here(report)) if told else ("step time", UNKNOWN, here(report))
+        ("step time, predicted", prediction, notes + cpu_notes(report))
+        if prediction
+        else ("step time", UNKNOWN, cpu_notes(report))
     )
 
 
-def here(report: Report) -> list[str]:
-    """What there is to say where no chip ran the step: the time of this CPU, `1.84 s on this CPU` and `over all 20
-    calls`."""
+def cpu_notes(report: Report) -> list[str]:
+    """Return notes on the run of a step without a chip: `1.84 s on this CPU` and `over all 20 calls`, `not timed`, `not
+    run`."""
     timing = report.timing
     if timing is None or not timing.calls:
         return ["not run"]
@@ -50,8 +53,8 @@ def here(report: Report) -> list[str]:
     return [f"{seconds_text(timing.step_s.median)} on this CPU", *_calls(timing)]
 
 
-def _measured(timing: Timing, spread: Spread) -> list[str]:
-    """`46.8 to 49.1 ms from step to step`, `over all 1,000 calls but one`."""
+def _measured(timing: Timing, spread: TimeSpread) -> list[str]:
+    """Return notes on a measured time: `46.8 to 49.1 ms from step to step`, `over all 1,000 calls but one`."""
     ways = _WAYS.get(timing.how or "", [])
     if timing.timed > 1:
         ways = [" ".join([range_text(spread.min, spread.max), *ways])]
@@ -59,7 +62,8 @@ def _measured(timing: Timing, spread: Spread) -> list[str]:
 
 
 def _calls(timing: Timing) -> list[str]:
-    """`over all 20 calls`, `over 24 of 1,000 calls` and `350 ms from call to call`."""
+    """Return notes on the timed calls: `over all 20 calls`, or `over 24 of 1,000 calls` and `350 ms from call to
+    call`."""
     timed, calls = timing.timed, timing.calls
     if timing.how == "copies":
         return [f"over {count_text(timed)} call{'s' * (timed > 1)} on copies"]

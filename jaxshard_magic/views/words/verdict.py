@@ -1,29 +1,36 @@
-"""The verdict: does the step run right, does it fit, what holds it up."""
+"""Verdict on a step: its numbers, its memory, and its bottleneck."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from jaxshard_magic.report import Collective, Report, Timing
-from jaxshard_magic.report.held import held
+from jaxshard_magic.report.device_leaves import stored_bytes
 from jaxshard_magic.views import device_memory
-from jaxshard_magic.views.format import byte_text, count_text, of_limit, share_text
+from jaxshard_magic.views.format import byte_text, count_text, share_text, usage_text
 from jaxshard_magic.views.words.buffers import largest_spans
 from jaxshard_magic.views.words.communication import (
-    OWN,
+    DEVICE_PARTS,
     line_spans,
     most_spans,
     predicted_text,
     sent_text,
     time_parts,
 )
-from jaxshard_magic.views.words.memory import where
-from jaxshard_magic.views.words.run import difference, ended_spans, ran
+from jaxshard_magic.views.words.memory import fullest_text
+from jaxshard_magic.views.words.run import check_difference, ended_spans, has_run
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepVerdict:
+    """Verdict of a report.
+
+    Attributes:
+        ok: Whether nothing is wrong.
+        spans: One or two sentences.
+    """
+
     ok: bool
     spans: tuple[Span, ...]
 
@@ -32,34 +39,31 @@ class Verdict:
         return "".join(span.text for span in self.spans)
 
 
-def verdict(report: Report) -> Verdict:
-    """The answer in one or two sentences: did the cell end early, does the step run right, does it fit, what holds it
-    up."""
+def verdict(report: Report) -> StepVerdict:
+    """Return the verdict: early end of the cell, wrong numbers, memory, and bottleneck."""
     if not report.of_step:
-        return Verdict(True, tuple(_arrays(report)))
+        return StepVerdict(True, tuple(_arrays(report)))
     ok, spans = True, list[Span]()
     for part_ok, part in (_ended(report), _numbers(report), _fit(report), (True, _moved(report))):
         ok = ok and part_ok
         spans += [Span(" ")] * bool(spans and part) + part
-    return Verdict(ok, tuple(spans))
+    return StepVerdict(ok, tuple(spans))
 
 
 def _arrays(report: Report) -> list[Span]:
-    """Of arrays without a step: their bytes, and what every device keeps whole."""
+    """Return the verdict of arrays without a step: their bytes, and what is replicated on every device."""
     leaves, several = report.leaves, len(report.mesh.devices) > 1
     total = byte_text(sum(leaf.bytes for leaf in leaves))
     n = "1 array" if len(leaves) == 1 else f"{count_text(len(leaves))} arrays"
     most = ""
     if several:
         alike = not any(leaf.within for leaf in leaves)
-        most = f"; {'each' if alike else 'the fullest'} device holds {byte_text(held(leaves))}"
+        most = f"; {'each' if alike else 'the fullest'} device holds {byte_text(stored_bytes(leaves))}"
     whole = [leaf for leaf in leaves if not any(leaf.spec) and not leaf.within] if several else []
-    kept = (
-        f" Whole on every device: {count_text(len(whole))} of them, {byte_text(held(whole))}."
-        if whole
-        else ""
+    replicated_text = (
+        f" Whole on every device: {count_text(len(whole))} of them, {byte_text(stored_bytes(whole))}." if whole else ""
     )
-    return [strong(f"{n}, {total}{' together' * (len(leaves) > 1)}{most}."), Span(kept)]
+    return [strong(f"{n}, {total}{' together' * (len(leaves) > 1)}{most}."), Span(replicated_text)]
 
 
 def _ended(report: Report) -> tuple[bool, list[Span]]:
@@ -71,14 +75,14 @@ def _numbers(report: Report) -> tuple[bool, list[Span]]:
     check = report.check
     if check is None or check.passed:
         return True, []
-    spans = [strong("Not the same numbers:"), Span(f" {difference(report)}")]
+    spans = [strong("Not the same numbers:"), Span(f" {check_difference(report)}")]
     if check.failed:
         spans += [Span("; first in "), Span(check.failed[0], "code")]
     return False, [*spans, Span(".")]
 
 
-def fits(report: Report) -> bool:
-    """False where the peak is above the limit."""
+def fits_memory(report: Report) -> bool:
+    """Return whether the peak is within the limit; true if either is unknown."""
     return _fit(report)[0]
 
 
@@ -86,7 +90,7 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
     if report.memory is None or not report.memory.per_device:
         return True, []
     groups, most = device_memory.groups(report.memory), device_memory.limit(report.memory)
-    top, place = groups[0].most, where(groups)
+    top, place = groups[0].fullest, fullest_text(groups)
     planned = report.memory.source == "planned"
     ok, by_its_plan = True, ", by its plan" * planned
     if top.peak is None:
@@ -96,13 +100,14 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
         word, size = "No memory limit here:", byte_text(top.peak)
     elif top.peak > most:
         ok, word = False, f"{'Would' if planned else 'Does'} not fit{by_its_plan}:"
-        size = f"{of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
+        size = f"{usage_text(top.peak, most)}, {byte_text(top.peak - most)} too much"
     else:
-        fits_now = ran(report) and report.mesh.source != "simulated"
+        fits_now = has_run(report) and report.mesh.source != "simulated"
         word = "Fits:" if fits_now else f"Would fit{by_its_plan}:"
-        size = of_limit(top.peak, most)
+        size = usage_text(top.peak, most)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
     copy = report.checkpoints.copy if report.checkpoints is not None else None
+    # While a save is written the step can't reuse the buffers of the saved state.
     if ok and copy and top.peak is not None and most is not None and top.peak + copy > most:
         on.append(Span(f" Not while a save is written, which takes {byte_text(copy)} more."))
     return ok, [strong(word), *on, *([] if ok else largest_spans(report))]
@@ -124,11 +129,8 @@ def _moved(report: Report) -> list[Span]:
 def _bound(report: Report, timing: Timing | None, collectives: Sequence[Collective]) -> list[Span]:
     if timing is None or timing.predicted_step_s is None or timing.bound is None:
         return []
-    spans = [
-        strong(f"Bound by {timing.bound}:"),
-        Span(f" predicted {predicted_text(report)} a step."),
-    ]
-    moving = [part for part in time_parts(report) if part[0] not in OWN]
+    spans = [strong(f"Bound by {timing.bound}:"), Span(f" predicted {predicted_text(report)} a step.")]
+    moving = [part for part in time_parts(report) if part[0] not in DEVICE_PARTS]
     if timing.bound != "communication" or not moving:
         return spans
     kind, axes, seconds = moving[0]

@@ -1,0 +1,154 @@
+"""Placements written in the step itself (sharding constraints, `device_put`, `jax.shard_map`), and their devices."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, Mesh
+
+from ..errors import ShardError
+from .ir import Program
+from .jaxpr_rewrite import all_equations
+from .jaxpr_rewrite import rewrite_equations as with_changed
+from .memory_kinds import MemorySpace, memory_space
+from .source_lines import user_line
+from .trace import Traced
+
+# An identity, to put in the place of other equations.
+_NAME_EQUATION = jax.make_jaxpr(lambda x: checkpoint_name(x, "placed by the step"))(0.0).jaxpr.eqns[0]
+
+# Parameters of `device_put` with one entry for each operand.
+_PER_OPERAND_PARAMS = (
+    "devices",
+    "srcs",
+    "copy_semantics",
+)
+
+
+def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: bool) -> tuple[Traced, tuple[str, ...]]:
+    """Remove a step's placements on devices outside of a mesh.
+
+    A placement by axis names alone fits any mesh that has them. Moves between device and host memory stay, but the
+    strategy decides on the sharding in each.
+
+    Args:
+        traced: Step.
+        mesh: Mesh to keep placements on.
+        covers_all_devices: The step runs on `mesh` alone. False for a single rank of a pipeline.
+
+    Returns:
+        The step, and the source lines of the removed placements.
+
+    Raises:
+        ShardError: A `jax.shard_map` is over other devices: its result depends on them.
+    """
+    if not _has_placements(traced):
+        return traced, ()
+    mesh_devices = frozenset(mesh.devices.flat) if covers_all_devices else frozenset()
+    removed_lines: dict[str | None, None] = {}
+
+    def fits_mesh(other: Any) -> bool:
+        # An abstract mesh has no devices to compare.
+        if isinstance(other, AbstractMesh):
+            return dict(other.shape) == dict(mesh.shape)
+        return other.empty or frozenset(other.devices.flat) == mesh_devices
+
+    def without_foreign(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "shard_map" and not fits_mesh(params["mesh"]):
+            raise ShardError(
+                f"the step's jax.shard_map ({user_line(eqn) or 'in a library'}) is over "
+                f"{_describe_mesh(params['mesh'])}, and "
+                f"{'this strategy' if covers_all_devices else 'a stage of the pipeline'} has "
+                f"{_describe_mesh(mesh)}: use dp, fsdp or tp on a "
+                "mesh of the same devices, or leave shard_map out"
+            )
+        if name == "sharding_constraint" and not _is_on_mesh(params["sharding"], fits_mesh):
+            removed_lines[user_line(eqn)] = None
+            # Not dropped but replaced by an identity, since later equations read its result.
+            return (eqn.replace(primitive=_NAME_EQUATION.primitive, params=_NAME_EQUATION.params),)
+        if name == "device_put":
+            return tuple(map(put, _split_device_put(eqn)))
+        return (eqn,)
+
+    def put(eqn: JaxprEqn) -> JaxprEqn:
+        [operand], [target] = eqn.invars, eqn.params["devices"]
+        new_target = _new_memory_space(operand, target) or (target if _is_on_mesh(target, fits_mesh) else None)
+        if new_target is None and target is not None:
+            removed_lines[user_line(eqn)] = None
+        return (
+            eqn
+            if new_target is target
+            else eqn.replace(params={**eqn.params, "devices": (new_target,), "srcs": (None,)})
+        )
+
+    jaxpr = with_changed(traced.closed.jaxpr, without_foreign)
+    if jaxpr is traced.closed.jaxpr:
+        return traced, ()
+    lines = tuple(line or "a library's line" for line in removed_lines)
+    return replace(traced, closed=ClosedJaxpr(jaxpr, traced.closed.consts)), lines
+
+
+def placement_axes(program: Program) -> set[str]:
+    """Return the mesh axes over which the step itself places arrays, by constraint, `device_put` or `jax.shard_map`."""
+    specs = []
+    for e in program.equations:
+        if e.name == "sharding_constraint":
+            specs.append(getattr(e.params["sharding"], "spec", ()))
+        elif e.name == "device_put":
+            specs += [getattr(at, "spec", ()) for at in e.params["devices"]]
+        elif e.name == "shard_map":
+            specs += [*e.params["in_specs"], *e.params["out_specs"]]
+    entries = (entry for spec in specs for entry in spec)
+    return {axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis}
+
+
+def _has_placements(traced: Traced) -> bool:
+    """Return whether the step places anything itself."""
+    known = traced.cache
+    if "places" not in known:
+        names = {eqn.primitive.name for eqn in all_equations(traced.closed.jaxpr)}
+        known["places"] = not names.isdisjoint(("shard_map", "sharding_constraint", "device_put"))
+    return known["places"]
+
+
+def _split_device_put(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Split a `device_put` of several arrays."""
+    if len(eqn.invars) == 1:
+        return [eqn]
+    # A pipeline puts each array into the stage that reads it, so arrays of a single put must be separable.
+    operands = zip(eqn.invars, eqn.outvars, *(eqn.params[key] for key in _PER_OPERAND_PARAMS), strict=True)
+    return [
+        eqn.replace(
+            invars=[given],
+            outvars=[result],
+            params={**eqn.params, **{key: (x,) for key, x in zip(_PER_OPERAND_PARAMS, own, strict=True)}},
+        )
+        for given, result, *own in operands
+    ]
+
+
+def _new_memory_space(v: Any, target: Any) -> MemorySpace | None:
+    """Return the memory space to which a put moves its operand; None if unchanged.
+
+    The strategy decides on the sharding there.
+    """
+    if target is None:
+        return None
+    space = target if isinstance(target, MemorySpace) else memory_space(getattr(target, "memory_kind", None))
+    return space if space is not getattr(v.aval, "memory_space", space) else None
+
+
+def _is_on_mesh(placement: Any, fits_mesh: Callable[[Any], bool]) -> bool:
+    """Return whether a placement is on the mesh; True for none (None), and for a memory space, as on any devices."""
+    mesh = getattr(placement, "mesh", None)
+    return placement is None or isinstance(placement, MemorySpace) or (mesh is not None and fits_mesh(mesh))
+
+
+def _describe_mesh(mesh: Mesh | AbstractMesh) -> str:
+    """Return a mesh in words: number of devices and axes."""
+    axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return f"{mesh.size} device{'s' * (mesh.size != 1)} ({axes})"

@@ -1,1 +1,0 @@
-"""Experts, positions and the turns of a ring, drawn and in words."""

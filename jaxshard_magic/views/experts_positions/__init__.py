@@ -1,0 +1,1 @@
+"""Experts, positions and ring attention as drawings and text."""
