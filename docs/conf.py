@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from jaxshard_magic.views import page
+from jaxshard_magic.views import html_document
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -34,6 +34,7 @@ autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # fields of dataclasses are documented by autodoc as well
 
 html_theme = "sphinx_book_theme"
 html_title = "jaxshard_magic"
@@ -54,7 +55,8 @@ def style_reports(app: Sphinx) -> None:
     style = app.outdir / "_static" / "report.css"
     style.parent.mkdir(parents=True, exist_ok=True)
     style.write_text(
-        page.embedded("html[data-theme=dark]") + ours + "{background:none;padding:0}\n", encoding="utf-8"
+        html_document.embedded_styles("html[data-theme=dark]") + ours + "{background:none;padding:0}\n",
+        encoding="utf-8",
     )
 
 
