@@ -22,7 +22,7 @@ _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _WITHOUT_WIDGET = (
     ("jaxshard_magic.history.history_table", "History"),
     ("jaxshard_magic.codegen.code", "Code"),
-    ("jaxshard_magic.schedule.compare", "Comparison"),
+    ("jaxshard_magic.schedule.compare", "ScheduleComparison"),
 )
 
 
