@@ -94,9 +94,7 @@ def test_objects_of_the_user_are_not_changed():
 def test_the_plain_step_is_compiled_once_for_all(monkeypatch):
     made = []
     compiled = check.PlainStep._compiled
-    monkeypatch.setattr(
-        check.PlainStep, "_compiled", lambda self, *given: made.append(self) or compiled(self, *given)
-    )
+    monkeypatch.setattr(check.PlainStep, "_compiled", lambda self, *given: made.append(self) or compiled(self, *given))
     found = jaxshard_magic.compare(step, "dp,fsdp,tp", arguments(), mesh="cpu:8 data=8", repeat=1)
     assert all(trial.report.check.passed for trial in found.trials)
     assert len(made) == 1

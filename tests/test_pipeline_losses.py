@@ -109,7 +109,7 @@ def test_a_loss_with_nothing_to_cut_runs_on_the_last_stage_and_the_report_says_s
     sharded.prepare(*args)
     (said,) = (a for a in sharded.report().advice if a.code == "whole-loss")
     assert said.message.startswith("Loss 2 of the 2 that the step differentiates runs whole on the last stage")
-    equations = [len(p.whole.equations) for p in sharded.entry.compiled.split.losses[1].programs]
+    equations = [len(p.joint_program.equations) for p in sharded.entry.compiled.split.losses[1].programs]
     assert equations[0] == 0 < equations[1]
 
 
@@ -127,8 +127,8 @@ def test_a_gradient_is_let_go_before_the_next_loss_begins():
     _, args, sharded = piped("adversarial")
     sharded.prepare(*args)
     split = sharded.entry.compiled.split
-    critics = set(split.losses[0].gradient_of.values())
-    readers = {group.phase for group in split.placed.groups if critics & set(group.reads)}
+    critics = set(split.losses[0].gradient_values.values())
+    readers = {group.phase for group in split.assignment.groups if critics & set(group.inputs)}
     assert readers == {1}
 
 

@@ -127,9 +127,9 @@ def test_flops_are_of_the_pass_that_runs_them():
 @pytest.mark.ci
 def test_the_update_goes_over_the_pieces_of_a_stack_that_are_on_a_rank():
     sharded = prepared(steps.scanned(7), "pp", "pipe=4", on="v5e")
-    report, pieces = sharded.report(), sharded.entry.compiled.split.losses[0].cut.pieces
+    report, pieces = sharded.report(), sharded.entry.compiled.split.losses[0].split_loss.pieces
     layers = [
-        next(pieces[i].end - pieces[i].first for i in program.stage.parameters if pieces[i].end)
+        next(pieces[i].end_layer - pieces[i].first_layer for i in program.stage.parameters if pieces[i].end_layer)
         for program in sharded.entry.compiled.split.programs
     ]
     assert sum(layers) == 7
@@ -217,7 +217,7 @@ def test_a_backward_loop_is_two_only_for_a_schedule_that_runs_its_halves():
     for schedule in ("1f1b", "zb-h1"):
         pipeline = prepared(in_a_loop(), "pp", "pipe=2", schedule=schedule).entry.compiled
         program = pipeline.stages[1].program
-        loops[schedule] = sum(e.name == "scan" for e in program.whole.top.equations)
+        loops[schedule] = sum(e.name == "scan" for e in program.joint_program.top.equations)
         shares[schedule] = input_share(pipeline, 1)
     assert loops == {"1f1b": 2, "zb-h1": 3}  # one of them forward
     assert shares["1f1b"] == shares["zb-h1"] == pytest.approx(0.5, abs=0.01)

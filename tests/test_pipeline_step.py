@@ -195,7 +195,7 @@ def test_frozen_and_optimizer_state_with_specs_of_their_own_are_held_so_inside_s
 def stages_of(sharded):
     """The embedding, layers or head that each stage begins with, by the shapes of its parameters."""
     pipeline = sharded.entry.compiled
-    return [len({k for unit in units for k in unit.parameters}) for units in pipeline.split.losses[0].cut.units]
+    return [len({k for unit in units for k in unit.parameters}) for units in pipeline.split.losses[0].split_loss.units]
 
 
 @pytest.mark.ci

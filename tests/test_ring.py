@@ -257,7 +257,7 @@ def test_attention_of_long_sequences_takes_a_fifth_of_the_memory_of_gathered_key
     assert temporaries["ring"] <= 0.2 * temporaries["gather"]
     assert f"{time // 8},{time}]" not in compiled["ring"].as_text()  # nor of all scores
     assert f"{time},{time}]" not in compiled["ring"].as_text()
-    assert temporaries["ring"] / 2 <= planned["ring"].between <= 2 * temporaries["ring"]
+    assert temporaries["ring"] / 2 <= planned["ring"].temporaries <= 2 * temporaries["ring"]
 
 
 def test_what_no_ring_takes_is_gathered_and_said(monkeypatch):
