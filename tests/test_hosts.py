@@ -326,7 +326,7 @@ def test_a_host_that_is_lost_as_a_cell_is_asked_for_is_told(mortal: Hosts, monke
         if host == 1:
             os.kill(mortal.pids[1], signal.SIGKILL)
             end = time.monotonic() + 10
-            while not cluster.missing() and time.monotonic() < end:
+            while not cluster.lost_hosts() and time.monotonic() < end:
                 time.sleep(0.05)
         return begin(cluster, host, *more)
 

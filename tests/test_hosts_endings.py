@@ -107,7 +107,7 @@ def kernels() -> Iterator[list[Kernel]]:
         pytest.param("os.kill(os.getpid(), signal.SIGTERM)", marks=pytest.mark.full),
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.kill(hosts.joined[0].pid, signal.SIGKILL)\ntime.sleep(0.2)\nos.kill(os.getpid(), signal.SIGKILL)",
-        "for each in (*hosts._processes, hosts.watched()[0]): each.kill()\nos.kill(os.getpid(), signal.SIGKILL)",
+        "for each in (*hosts._processes, hosts.hub_processes()[0]): each.kill()\nos.kill(os.getpid(), signal.SIGKILL)",
         'hosts.run(\'import subprocess; _ = subprocess.Popen(["sleep", "1000"])\')',
     ],
     ids=[
