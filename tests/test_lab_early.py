@@ -69,7 +69,7 @@ def test_a_training_that_is_stopped_says_where_and_shows_what_ran(notebook: Note
     expect(widget).to_be_visible()
     expect(widget).to_contain_text("Stopped at step ")
     notebook.run(LAST)
-    expect(notebook.outputs(LAST)).to_contain_text("2 Ended(calls=")
+    expect(notebook.outputs(LAST)).to_contain_text("2 EarlyEnd(calls=")
 
 
 def test_a_compile_that_is_stopped_is_one_line(notebook: Notebook):

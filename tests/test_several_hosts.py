@@ -153,7 +153,7 @@ def test_comparing_and_choosing_end_alike_on_all_hosts():
 # arrays of their own; what `codegen/wrappers.py` writes into the user's program; `simulate`, whose backend ends;
 # `program/memory_kinds.py`, inside of a trace.
 ELSEWHERE = (
-    "placing.py",
+    "device_arrays.py",
     "pipeline/",
     "doctor/",
     "demo.py",
