@@ -32,7 +32,9 @@ def ranks(found, split):
 def travels(split):
     """The shapes of what the step around the gradient call takes from one rank to another."""
     program, at = split.outer.program, split.assignment.rank_of_value
-    return {program.shapes[v] for group in split.assignment.groups for v in group.inputs if v in at and at[v] != group.rank}
+    return {
+        program.shapes[v] for group in split.assignment.groups for v in group.inputs if v in at and at[v] != group.rank
+    }
 
 
 def test_each_layer_lives_on_its_stage_with_its_moments():
