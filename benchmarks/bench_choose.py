@@ -32,7 +32,7 @@ from theory.steps import STEPS
 
 import jaxshard_magic
 from jaxshard_magic.analysis.roofline import PREDICTION_ERROR
-from jaxshard_magic.search import SEARCHED_STRATEGIES
+from jaxshard_magic.config.strategies import SEARCHED_STRATEGIES
 
 SHARE, FOUND = 1 / 3, 0.9  # of the compiles; of the cases
 BUDGET, CORES, GIB = 600.0, 2, 2**30

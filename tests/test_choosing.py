@@ -12,11 +12,10 @@ import jaxshard_magic
 from jaxshard_magic import hardware
 from jaxshard_magic.analysis import step_facts
 from jaxshard_magic.analysis.mesh_info import mesh_info
+from jaxshard_magic.config.strategies import EXPERT_STRATEGIES, SEARCHED_STRATEGIES
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
 from jaxshard_magic.search import (
-    EXPERT_STRATEGIES,
-    SEARCHED_STRATEGIES,
     Hardware,
     Requests,
     StrategySearch,

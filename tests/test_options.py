@@ -8,7 +8,6 @@ import pytest
 import jaxshard_magic
 from jaxshard_magic.config.options import (
     FLAGS,
-    STEP_FLAGS,
     GradientOptions,
     PipelineOptions,
     PositionOptions,
@@ -17,7 +16,7 @@ from jaxshard_magic.config.request import Request, make_request
 from jaxshard_magic.config.strategies import STRATEGIES
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.notebook.options import ShardOptions, parse
-from jaxshard_magic.notebook.options.line_checks import is_search, with_strategies
+from jaxshard_magic.notebook.options.line_checks import check_kind, with_strategies
 from jaxshard_magic.search import VARIABLE_OPTIONS
 
 GROUPS = (GradientOptions, PipelineOptions, PositionOptions)
@@ -26,7 +25,7 @@ LINE = ShardOptions.flags()
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_field_of_an_option_class_is_a_row(group):
-    assert [flag.parameter for flag in STEP_FLAGS if flag.parameter in group.names()] == [
+    assert [flag.parameter for flag in FLAGS.values() if flag.parameter in group.names()] == [
         each.name for each in fields(group)
     ]
 
@@ -42,7 +41,7 @@ def test_shard_takes_every_option_of_the_table_and_documents_it():
 def test_the_command_line_has_every_option_of_the_table_once():
     names = [flag.name for flag in LINE]
     assert len(names) == len(set(names))
-    assert {flag.name for flag in STEP_FLAGS} <= {*names}
+    assert {flag.name for flag in FLAGS.values()} <= {*names}
 
 
 def test_a_row_of_the_gradients_tells_the_program_to_take_home_what_it_lacks():
@@ -50,18 +49,20 @@ def test_a_row_of_the_gradients_tells_the_program_to_take_home_what_it_lacks():
 
 
 def test_a_comparison_varies_the_options_whose_rows_say_so():
-    assert {flag.parameter for flag in STEP_FLAGS if flag.varies} == {*VARIABLE_OPTIONS}
+    assert {flag.parameter for flag in FLAGS.values() if flag.varies} == {*VARIABLE_OPTIONS}
     assert "pad" not in VARIABLE_OPTIONS and "cut" not in VARIABLE_OPTIONS
 
 
 def test_a_row_names_strategies_and_other_rows_that_exist():
-    assert {flag.strategy for flag in STEP_FLAGS} - {""} <= STRATEGIES.keys()
+    assert {flag.strategy for flag in FLAGS.values()} - {""} <= STRATEGIES.keys()
     parameters = {flag.parameter for flag in LINE}
     assert {flag.needs for flag in LINE} - {""} <= parameters
     assert {key for flag in LINE for key in flag.refused} <= {*STRATEGIES, "auto", "compare", "dry_run"}
 
 
-@pytest.mark.parametrize("flag", [flag for flag in STEP_FLAGS if flag.choices and not flag.open], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "flag", [flag for flag in FLAGS.values() if flag.choices and not flag.open], ids=lambda f: f.name
+)
 def test_a_word_that_an_option_does_not_take_is_refused_with_those_that_it_takes(flag):
     group = next(group for group in GROUPS if flag.parameter in group.names())
     with pytest.raises(ShardError, match=f"^{flag.name} does not take 'nonsense'"):
@@ -79,7 +80,7 @@ def test_a_comparison_refuses_what_its_row_says(flag):
 def test_an_option_that_needs_another_names_it(flag):
     value = " 3" if flag.metavar else ""
     with pytest.raises(ShardError, match=f"^{flag.name} is of --{flag.needs}: add --{flag.needs}"):
-        is_search(parse(f"fsdp {flag.name}{value}"))
+        check_kind(parse(f"fsdp {flag.name}{value}"))
 
 
 def test_options_of_the_line_reach_the_request():

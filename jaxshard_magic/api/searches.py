@@ -7,14 +7,13 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..config.request import with_auto_axes
-from ..config.strategies import COMPARED
+from ..config.strategies import COMPARED, SEARCHED_STRATEGIES
 from ..introspect import static_attribute
 from ..report.choice import Choice
 from ..report.comparison import Comparison
 from ..search import (
     BUDGET,
     FIXED_OPTIONS,
-    SEARCHED_STRATEGIES,
     Requests,
     StrategySearch,
     TrialOptions,

@@ -92,7 +92,7 @@ def as_text(_: Flag, text: str) -> str:
 
 def count(flag: Flag, text: str) -> int:
     """Return a whole number from 1 to a million."""
-    value = parse_count(text)
+    value = parse_count(text, MOST)
     if value is None:
         most = " and a million at most" if text.isdecimal() and len(text) > 1 else ""
         raise ShardError(f"{flag.name} takes a whole number from 1 on{most}, not {quoted(text)}")

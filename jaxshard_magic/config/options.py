@@ -254,15 +254,12 @@ class PositionOptions(StepOptions):
     )
 
 
-STEP_FLAGS: tuple[Flag, ...] = tuple(
-    flag for options in (GradientOptions, PipelineOptions, PositionOptions) for flag in flags_of(options)
-)
-FLAGS: dict[str, Flag] = {flag.parameter: flag for flag in STEP_FLAGS}  # by parameter of `shard()`
-
-
-def of_strategy(name: str) -> tuple[str, ...]:
-    """Return the names of the options that only this strategy takes."""
-    return tuple(flag.parameter for flag in STEP_FLAGS if flag.strategy == name)
+# The rows by parameter of `shard()`.
+FLAGS: dict[str, Flag] = {
+    flag.parameter: flag
+    for options in (GradientOptions, PipelineOptions, PositionOptions)
+    for flag in flags_of(options)
+}
 
 
 def is_number(text: str) -> bool:

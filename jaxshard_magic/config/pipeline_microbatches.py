@@ -26,8 +26,8 @@ def pipeline_options(
     options = {name: value for name, value in given.items() if value is not None}
     if "pp" in names:
         for name, value in gradients.given.items():
-            if why := FLAGS[name].refused.get("pp"):
-                flag = FLAGS[name]
+            flag = FLAGS[name]
+            if why := flag.refused.get("pp"):
                 raise ShardError(f"{flag.typed(value)}: {why}; leave {flag.name} out under pp")
         if microbatches == 1:
             raise ShardError(
@@ -37,12 +37,13 @@ def pipeline_options(
         return PipelineOptions(**options)
     if options:
         name, value = next(iter(options.items()))
+        typed = FLAGS[name].typed(value)
         # The excluded strategies can't be combined with pp.
         strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd", "ep"))))
         raise ShardError(
-            f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
-            f"{strategy} --{name} {value}",
-            fix=f"%%shard {strategy} --{name} {value}",
+            f"{typed} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
+            f"{strategy} {typed}",
+            fix=f"%%shard {strategy} {typed}",
         )
     return None
 

@@ -123,6 +123,12 @@ AUTO = "auto"  # in place of a strategy: a search for one
 WORDS = (*STRATEGIES, AUTO)  # the first word of a `%%shard` line
 AUTO_HELP = "search for the fastest of these that fits, on every mesh of these devices"
 COMPARED = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # strategies of a comparison that names none
+# Searches try these, and those of experts where a step has some.
+SEARCHED_STRATEGIES = (
+    *("dp", "fsdp", "tp", "dp+fsdp", "dp+tp", "fsdp+tp", "dp+sp", "fsdp+sp", "fsdp+tp+sp"),
+    *("pp", "pp+dp", "pp+fsdp", "pp+fsdp+tp"),
+)
+EXPERT_STRATEGIES = ("ep", "ep+dp", "ep+fsdp", "ep+tp", "ep+fsdp+tp")
 EXPLORED = ("dp", "fsdp", "tp", "sp", "ep", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
 
 

@@ -125,7 +125,7 @@ class AutoCell:
         return self.step
 
     def _requests(self) -> "Requests":
-        from ..search import SEARCHED_STRATEGIES
+        from ..config.strategies import SEARCHED_STRATEGIES
 
         among = self._cell.options.among
         words = SEARCHED_STRATEGIES if among is None else [word.strip() for word in among.split(",") if word.strip()]

@@ -29,6 +29,7 @@ from .options import (
     SaveOptions,
     ScheduleOptions,
     ShardOptions,
+    check_kind,
     check_only,
     check_output,
     is_comparison,
@@ -155,12 +156,13 @@ class ShardMagics(Magics):
             if cell is None:
                 self._check_output(options)
                 report = self._run_without_cell(options)
-            elif is_search(options):
-                report, quiet = self.cell_magic.choose(options, line, cell)
-            elif is_comparison(options):
-                report, quiet = self.cell_magic.compare(options, line, cell)
             else:
-                report, quiet = self.cell_magic.train(options, line, cell)
+                check_kind(options)
+                magic = self.cell_magic
+                run_cell = (
+                    magic.choose if is_search(options) else magic.compare if is_comparison(options) else magic.train
+                )
+                report, quiet = run_cell(options, line, cell)
         except ShardError as error:
             raise UsageError(completions.one_line(error)) from None
         except BaseException as error:

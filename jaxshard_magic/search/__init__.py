@@ -12,16 +12,14 @@ from .candidates import (
     parse_vary,
 )
 from .meshes import parse_meshes
-from .search_space import EXPERT_STRATEGIES, SEARCHED_STRATEGIES, Hardware, chip_for, hardware_for, strategy_space
+from .search_space import Hardware, chip_for, hardware_for, strategy_space
 from .strategy_search import BUDGET, StrategySearch
 from .trials import REPEAT, TrialOptions, TrialRunner
 
 __all__ = [
     "BUDGET",
-    "EXPERT_STRATEGIES",
     "FIXED_OPTIONS",
     "REPEAT",
-    "SEARCHED_STRATEGIES",
     "VARIABLE_OPTIONS",
     "Candidate",
     "Hardware",

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..config.flags import quoted_value
 from ..config.mesh_text import Axes
-from ..config.options import FLAGS, STEP_FLAGS
+from ..config.options import FLAGS
 from ..config.request import Request, make_request
 from ..config.strategies import COMPARED
 from ..config.strategy_text import StrategyPart, parse_strategy
@@ -19,7 +19,7 @@ from ..specs import format_spec
 from .meshes import ALL_MESHES, reshaped, suitable_axes, text_of
 
 MOST = 64  # candidates of one comparison
-VARIABLE_OPTIONS = tuple(flag.parameter for flag in STEP_FLAGS if flag.varies)
+VARIABLE_OPTIONS = tuple(flag.parameter for flag in FLAGS.values() if flag.varies)
 FIXED_OPTIONS = ("specs", "rules", "donate", "on", "name", "data")  # options that are the same for all candidates
 
 
@@ -144,7 +144,7 @@ def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused
 def _of(strategy: str, parts: Sequence[StrategyPart], requests: Requests) -> Iterator[Candidate | RefusedCandidate]:
     """Yield the candidates of one strategy."""
     has = {part.name for part in parts}
-    others = {flag.parameter for flag in STEP_FLAGS if flag.strategy and flag.strategy not in has}
+    others = {flag.parameter for flag in FLAGS.values() if flag.strategy and flag.strategy not in has}
     names = [name for name in requests.vary if name not in others]
     shared = {name: value for name, value in requests.options.items() if name not in others}
     for values in product(*(requests.vary[name] for name in names)):

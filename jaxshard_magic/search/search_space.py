@@ -16,11 +16,6 @@ from ..targets import target_of
 from .candidates import Candidate, RefusedCandidate, Requests, candidate_of, candidates, line_of
 from .meshes import ALL_MESHES, text_of
 
-SEARCHED_STRATEGIES = (
-    *("dp", "fsdp", "tp", "dp+fsdp", "dp+tp", "fsdp+tp", "dp+sp", "fsdp+sp", "fsdp+tp+sp"),
-    *("pp", "pp+dp", "pp+fsdp", "pp+fsdp+tp"),
-)
-EXPERT_STRATEGIES = ("ep", "ep+dp", "ep+fsdp", "ep+tp", "ep+fsdp+tp")  # searched, too, if a step has experts
 STAND_IN = "v5e"  # chip of the predictions for simulated devices
 MOST = 256  # strategies times meshes of one search
 STAGES = 32  # stages of a pipeline: few models have more than 64 layers, two for each stage

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..analysis.roofline import PREDICTION_ERROR
+from ..config.strategies import EXPERT_STRATEGIES, SEARCHED_STRATEGIES
 from ..coordination import ProcessFailed, run_on_first
 from ..device_arrays import count_hosts
 from ..errors import ShardError
@@ -39,8 +40,6 @@ from .nodes import MemoryVariants, SearchNode
 from .plan_estimate import PlanEstimate, estimate_plan
 from .ranking import allowance, as_compared, simplest_first
 from .search_space import (
-    EXPERT_STRATEGIES,
-    SEARCHED_STRATEGIES,
     Hardware,
     attention_variants,
     memory_variants,

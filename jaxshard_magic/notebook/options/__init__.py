@@ -2,6 +2,7 @@
 
 from ...config.flags import LineOptions as LineOptions
 from .help_text import HELP as HELP
+from .line_checks import check_kind as check_kind
 from .line_checks import check_only as check_only
 from .line_checks import check_output as check_output
 from .line_checks import compiled_only as compiled_only

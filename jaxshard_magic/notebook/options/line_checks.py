@@ -12,17 +12,22 @@ _BY_PARAMETER = {flag.parameter: flag for flag in ShardOptions.flags()}
 
 
 def is_search(options: ShardOptions) -> bool:
-    """Return whether a `%%shard` line asks for a search.
+    """Return whether a `%%shard` line asks for a search."""
+    return options.words[:1] == (AUTO,)
+
+
+def check_kind(options: ShardOptions) -> None:
+    """Check that a `%%shard` line has no options of another kind of line.
 
     Raises:
-        ShardError: An option of a search is on a line of another kind, the kind of line refuses an option, or an option
-            needs another one missing on the line.
+        ShardError: A search has options that it refuses, or more words; another line has options of a search, options
+            that `--dry-run` refuses, or an option without the one that it needs.
     """
-    if options.words[:1] == (AUTO,):
+    if is_search(options):
         if options.words[1:]:
             raise ShardError(f"%%shard auto takes options alone; unexpected: {' '.join(options.words[1:])}")
         _refuse(options, "auto", "under auto ")
-        return True
+        return
     if options.dry_run:
         _refuse(options, "dry_run")
     for flag in _given(options):
@@ -31,7 +36,6 @@ def is_search(options: ShardOptions) -> bool:
             raise ShardError(f"{flag.name} is of {need.name}: add {need.name}{value}")
         if flag.command == AUTO:
             raise ShardError(f"{flag.name} is for a search: %%shard auto")
-    return False
 
 
 def is_comparison(options: ShardOptions) -> bool:

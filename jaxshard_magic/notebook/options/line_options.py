@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from ...config.flags import Flag, LineOptions, assignment, count, file_name, folder, number, option, variable
-from ...config.options import DATA, FLAGS, STEP_FLAGS
+from ...config.options import DATA, FLAGS
 
 COMMANDS = (
     "doctor",
@@ -43,7 +43,7 @@ class ShardOptions(LineOptions):
     rules: tuple[str, ...] = option(
         "--rule", "REGEX=SPEC", "PartitionSpec of leaves: --rule \".*kernel=P(None,'tp')\"", (), assignment
     )
-    step_options: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": STEP_FLAGS})
+    step_options: Mapping[str, Any] = field(default_factory=dict, metadata={"flags": tuple(FLAGS.values())})
     check: bool = option(
         "--check",
         "",
@@ -140,13 +140,13 @@ class ShardOptions(LineOptions):
 
     def value(self, flag: Flag) -> Any:
         """Return the value of a flag, or its default if the line does not have the flag."""
-        if flag in STEP_FLAGS:
+        if flag.parameter in FLAGS:
             return self.step_options.get(flag.parameter, flag.default)
         return super().value(flag)
 
     def has(self, flag: Flag) -> bool:
         """Return whether the line has a flag; a flag that changes the step counts even with its default value."""
-        return flag.parameter in self.step_options if flag in STEP_FLAGS else super().has(flag)
+        return flag.parameter in self.step_options if flag.parameter in FLAGS else super().has(flag)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with other values, by field or by name of an option of the step."""
