@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "jax numpy",
     ),
     "config.flags": ("", ""),
-    "config.options": ("config.flags schedule", ""),  # jax late: dtypes
+    "config.options": ("config.flags", ""),  # jax late: dtypes
     "config.strategies": ("", ""),
     "strategies": (f"{CONFIG} specs program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
@@ -135,7 +135,7 @@ LATE = {
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
     "step": ("analysis", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
-    "config.options": ("", "jax"),  # the dtypes of its values
+    "config.options": ("schedule", "jax"),  # the names of schedules, and the dtypes of its values
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from keyword import iskeyword
 from typing import Any, Self
 from unicodedata import normalize
@@ -29,19 +30,19 @@ class Flag:
         metavar: Placeholder of its value in the help text; empty for a switch, which sets `constant`.
         help: One line.
         parameter: Name of the dataclass field that it sets, and of the parameter of `shard`.
-        read: Value from text. Raises `ShardError`.
+        read: Function from the flag and a text to the value. Raises `ShardError`.
         constant: Value set by a switch.
         repeatable: Whether it may be given several times; values are collected in a tuple.
         bare: Value where no number follows; None for an option that always takes a value.
-        choices: Words that it takes, and that complete it.
+        choices: Words that it takes, and that complete it; or a function that returns them.
         open: Whether it takes other values than `choices`.
         varies: Whether a comparison or a search may give it several values (`--vary`).
         strategy: Strategy that it belongs to (`pp`, `sp`); empty for all.
         command: Kind of line that it belongs to: `auto` (a search) or `compare`; empty for all.
         needs: Field of another option without which it does nothing.
-        calls: Whether it calls the step, which hardware that is not attached and `--dry-run` can't.
+        calls: Whether it needs calls of the step: impossible on hardware that isn't attached, and with `--dry-run`.
         without: Effect of leaving it out of the program to take home; empty where it changes no program.
-        refused: Reason by what it can't be given with: a strategy, `auto`, `compare` (a comparison), `dry_run`.
+        refused: Reasons for refusal, by what excludes it: a strategy, `auto`, `compare` (a comparison), `dry_run`.
         default: Of the dataclass field.
     """
 
@@ -53,7 +54,7 @@ class Flag:
     constant: Any = True
     repeatable: bool = False
     bare: Any = None
-    choices: tuple[str, ...] = ()
+    choices: "tuple[str, ...] | Callable[[], tuple[str, ...]]" = ()
     open: bool = False
     varies: bool = False
     strategy: str = ""
@@ -65,6 +66,11 @@ class Flag:
     default: Any = None
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The words of `choices`."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    @property
     def is_count(self) -> bool:
         """True if values are whole numbers."""
         return self.read is count
@@ -73,9 +79,9 @@ class Flag:
         """Raise `ShardError` for a value from Python that the option does not take."""
         if self.is_count:
             check_count(self.name, value)
-        elif self.choices and not self.open and value not in self.choices:
+        elif self.choices and not self.open and value not in self.words:
             problem = f"{self.name} does not take {value!r}"
-            raise ShardError(unknown_name(problem, str(value), self.choices, f"it takes {list_names(self.choices)}"))
+            raise ShardError(unknown_name(problem, str(value), self.words, f"it takes {list_names(self.words)}"))
 
     def typed(self, value: Any) -> str:
         """Return the option with a value as it is written on a command line, in quotes where it needs them."""
@@ -178,6 +184,7 @@ def option(
     return field(default=default, metadata={"flag": (name, metavar, help, read, row), "negative": negative})
 
 
+@cache
 def flags_of(options: type) -> tuple[Flag, ...]:
     """Return the flags of a dataclass whose fields are made by `option`, in the order of its fields."""
     return tuple(flag for each in fields(options) for flag in _flags(each))

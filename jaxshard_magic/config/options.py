@@ -7,12 +7,13 @@ carries it out; `tests/test_options.py` names what a row lacks.
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError, compile_pattern, list_names
-from ..schedule import NAMES, Costs, Schedule, make
-from ..schedule.registry import ScheduleArgs
 from .flags import MOST, Flag, count, flags_of, option
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
 
 REDUCE = ("each", "once", "once-gathered")
 REMAT_WORDS = ("full", "dots", "nothing", "offload")
@@ -20,6 +21,13 @@ REMAT = f"allowed are a number of segments, {', '.join(REMAT_WORDS)}, or a regul
 DATA = ("whole", "per-host")  # what each of several hosts passes: the whole batch, or its own rows
 PRECISION = ("bf16", "fp16", "f32")
 _NARROW = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def _schedule_names() -> tuple[str, ...]:
+    # Schedules bring reports with them: imported here, they would double the time of `%load_ext`.
+    from ..schedule import NAMES
+
+    return tuple(NAMES)
 
 
 class StepOptions:
@@ -172,7 +180,7 @@ class PipelineOptions(StepOptions):
         "NAME",
         "of pp: their order, 1f1b unless said; %shard schedule --help has all",
         "1f1b",
-        choices=tuple(NAMES),
+        choices=_schedule_names,
         strategy="pp",
         varies=True,
     )
@@ -199,6 +207,8 @@ class PipelineOptions(StepOptions):
     )
 
     def __post_init__(self) -> None:
+        from ..schedule import NAMES
+
         super().__post_init__()
         fixed = NAMES[self.schedule].chunks
         if self.chunks is not None and fixed is not None and self.chunks != fixed:
@@ -210,7 +220,7 @@ class PipelineOptions(StepOptions):
         if self.cut is not None:
             _check_expression("--cut", self.cut)
 
-    def scheduled(self, stages: int, microbatches: int) -> Schedule:
+    def scheduled(self, stages: int, microbatches: int) -> "Schedule":
         """Return the schedule of so many stages (ranks) and microbatches.
 
         Raises `ShardError` for numbers that the schedule has no form for, with the nearest that it has.
@@ -218,6 +228,8 @@ class PipelineOptions(StepOptions):
         >>> PipelineOptions(schedule="interleaved", chunks=2).scheduled(2, 4).stages
         2
         """
+        from ..schedule import make
+
         why = self.refused(stages, microbatches)
         if why is None:
             return make(self.schedule, stages=stages, microbatches=microbatches, chunks=self.chunks)
@@ -232,6 +244,9 @@ class PipelineOptions(StepOptions):
 
     def refused(self, stages: int, microbatches: int) -> str | None:
         """Return why the schedule has no form for these numbers; None where it has one."""
+        from ..schedule import NAMES, Costs
+        from ..schedule.registry import ScheduleArgs
+
         named = NAMES[self.schedule]
         return named.size_error(ScheduleArgs(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
 
@@ -263,7 +278,10 @@ FLAGS: dict[str, Flag] = {
 
 
 def is_number(text: str) -> bool:
-    """Return whether `--remat` names a number of segments. Raises `ShardError` for more than `MOST`."""
+    """Return whether `--remat` names a number of segments.
+
+    Raises `ShardError` for a number of more digits than `MOST`; smaller ones are checked against the loss later.
+    """
     digits = re.fullmatch(r"[+-]?(\d+)", text.strip())
     if digits is None:
         return False

@@ -118,7 +118,7 @@ def _functions(shell: "InteractiveShell", _: str) -> list[str]:
 
 
 def _choices(flag: Flag, *_: Any) -> list[str]:
-    return [*flag.choices]
+    return [*flag.words]
 
 
 def _chips(*_: Any) -> list[str]:
@@ -170,8 +170,8 @@ def matcher_of(
     """Return an IPython completion matcher for lines of the magics.
 
     On lines of the magics the matcher offers the words of `completions` and suppresses all others; after `%%shard
-    --step` the words are functions of the cell below the line as well. On other lines the matcher offers names known to
-    the hosts.
+    --step` it offers the functions of the cell below the line in their place. On other lines the matcher offers names
+    known to the hosts.
 
     Args:
         shell: IPython's shell.
