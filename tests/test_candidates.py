@@ -76,6 +76,11 @@ def test_a_combination_that_can_not_be_is_refused_alone():
             {"meshes": "all", "vary": {"microbatches": range(1, 31)}},
             "120 candidates (3 strategies x every mesh of them x 30 of microbatches), and at most 64",
         ),
+        (
+            ["dp"],
+            {"meshes": "data=4 model=2", "vary": {"microbatches": range(1, 81)}},
+            "80 candidates (1 strategy x 1 mesh x 80 of microbatches), and at most 64",
+        ),
     ],
 )
 def test_what_can_not_be_compared_is_refused_before_anything_is_traced(strategies, given, said):

@@ -96,6 +96,7 @@ def test_an_exception_of_the_steps_own_is_one_line_as_well(given):
         {"axes": [["da ta", 2]]},
         {"axes": "data=8"},
         {"axes": [["data", 10**9]]},
+        {"axes": [["a", 4096], ["b", 4096], ["c", 4096]]},
         {"strategy": "no such"},
         {"strategy": "pp+dp"},
         {"strategy": 7},

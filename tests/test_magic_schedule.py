@@ -166,6 +166,7 @@ def test_a_file_that_does_not_do_is_told(notebook, capsys, file, line, says):
 def test_several_names_are_compared(notebook):
     notebook.run("found = %shard schedule 1f1b,interleaved --stages 4 --microbatches 16")
     assert notebook["found"] == compare(["1f1b", "interleaved"], stages=4, microbatches=16)
+    assert notebook["found"] == compare("1f1b, interleaved", stages=4, microbatches=16)
     assert repr(notebook["found"]) == "<Comparison of 1f1b, interleaved: 4 stages x 16 microbatches>"
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from importlib.util import find_spec
 
 import jax
+import jax.numpy as jnp
 import pytest
 from theory.expected import AG, AR, MESHES, RS, STEPS, expected, told
 from theory.steps import STEPS as CALLS
@@ -85,3 +86,18 @@ def test_a_step_moves_what_theory_says_from_the_lines_that_theory_says(name, str
     assert all(lines[c.line].strip() == c.source for c in report.collectives)
     kinds = {c.kind for c in report.collectives}
     assert kinds == ({AR, AG, RS} if "fsdp" in strategy else {AR})
+
+
+def test_a_step_that_closes_over_an_array_has_a_report_with_its_own_leaves():
+    table = jnp.ones(16)
+
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.mean((x @ w + table) ** 2))(w)
+
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="v5e:2x2 data=4")
+    sharded.prepare(jax.ShapeDtypeStruct((32, 16), "float32"), jax.ShapeDtypeStruct((64, 32), "float32"))
+    assert [(leaf.path, leaf.shape) for leaf in sharded.report().leaves] == [
+        ("closure.0", (16,)),
+        ("w", (32, 16)),
+        ("x", (64, 32)),
+    ]

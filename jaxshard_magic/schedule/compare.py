@@ -28,7 +28,7 @@ class ComparedSchedule:
         makespan: Time from the first start to the last end, in the unit of the costs.
         span: Longest time of a rank from its own first start to its own last end.
         peak_microbatches: Most activations held by a rank, in microbatches of a whole rank.
-        on_front: No other schedule has a smaller bubble without more memory.
+        on_front: No other schedule is smaller in bubble or memory and not larger in the other.
         why: Reason for the refusal; None for a valid schedule.
         curve: Pairs (microbatches, bubble), by ascending number of microbatches.
         schedule: The schedule; None if refused.
@@ -130,7 +130,7 @@ def compare(
     >>> round(comparison["1f1b"].bubble, 4), round(comparison["interleaved"].bubble, 4)
     (0.2727, 0.1579)
     """
-    names = tuple(dict.fromkeys(names.split(",") if isinstance(names, str) else names))
+    names = tuple(dict.fromkeys(map(str.strip, names.split(",")) if isinstance(names, str) else names))
     costs = costs or Costs()
     rows = [_evaluate(name, stages, microbatches, chunks, costs, memory_limit) for name in names]
     points = [(row.bubble, row.peak_microbatches) for row in rows if row.why is None]

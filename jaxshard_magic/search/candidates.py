@@ -218,10 +218,15 @@ def fixed_options_line(given: Mapping[str, Any]) -> str:
 
 def _counted(requests: Requests) -> str:
     """Return the numbers of strategies, meshes and values, as text."""
-    meshes, counts = requests.meshes, [f"{len(requests.strategies)} strategies"]
+    meshes, counts = requests.meshes, [_number(len(requests.strategies), "strategy", "strategies")]
     if meshes is not None:
-        counts.append("every mesh of them" if meshes == ALL_MESHES else f"{len(meshes)} meshes")
+        written = [meshes] if isinstance(meshes, str) else meshes
+        counts.append("every mesh of them" if meshes == ALL_MESHES else _number(len(written), "mesh", "meshes"))
     return " x ".join([*counts, *(f"{len(values)} of {name}" for name, values in requests.vary.items())])
+
+
+def _number(n: int, one: str, several: str) -> str:
+    return f"{n} {one if n == 1 else several}"
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:

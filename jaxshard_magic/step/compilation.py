@@ -144,7 +144,7 @@ def compile_step(
                     raise CompilerFailed(f"{error}{_describe_planned_memory(plan, n, donated, target)}") from error
                 compiled = CompileResult(failed=(failed := str(error)))
             complaints, read_mask, call = compiled.log, read_argument_mask(lowering), None
-    consts = put(traced.consts, shardings[:n]) if target is None else []
+    consts = put(traced.consts, shardings[:n]) if target is None else list(constants)
     if carried and call is not None:
         call = _with_carried_constants(call, consts, carried)
     return CompiledStep(

@@ -40,13 +40,13 @@ class CompiledStep:
         compiled: Compiled program; None for a step that is planned only.
         result: Recipe for the step's result from flat outputs.
         tree: PyTreeDef of `(args, kwargs)`.
-        call: The compiled function; None if the devices aren't attached.
+        call: The compiled function; None if the devices aren't attached, or for a step that is planned only.
         takes_pytrees: Whether `call` takes the user's own pytrees.
-        consts: Placed constants of the trace.
+        consts: Constants of the trace, placed for `call`; their shapes where the devices aren't attached.
         shardings: Shardings of the flat inputs, without constants.
         donated: Positions of donated flat inputs.
         trace_s: Seconds spent on tracing.
-        compile_s: Seconds spent on compiling; None if the compiler failed.
+        compile_s: Seconds spent on compiling; None if the compiler failed, or for a step that is planned only.
         used_arguments: For each argument of the program, whether the program reads it. JAX drops the others.
         source_file: File that defines the step, as Python knows it; None if there is none.
         compiler_messages: Messages in the compiler's log.

@@ -284,7 +284,7 @@ def _pipelined_step(
         tree=flat_call.treedef,
         call=run,
         takes_pytrees=False,
-        consts=[] if run is None else put(constants, shardings[:n]),
+        consts=shape_structs(constants) if run is None else put(constants, shardings[:n]),
         shardings=shardings[n:],
         donated=donated,
         trace_s=call.trace_s,

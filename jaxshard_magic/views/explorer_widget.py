@@ -1,6 +1,7 @@
 """Layout explorer as a Jupyter widget; edits in the browser change the explorer, and the other way round."""
 
 from collections.abc import Mapping
+from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from jaxshard_magic.views.live_view import LiveView, SelectionTrait, quoted
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
 
-MAX_DEVICES = 4096  # devices of a mesh set in the browser, at most
+MAX_AXIS_SIZE, MAX_DEVICES = 4096, 65_536  # of a mesh set in the browser; all device numbers are listed
 
 
 class ExplorerView(LiveView):
@@ -78,6 +79,8 @@ class ExplorerView(LiveView):
         pairs = [tuple(pair) for pair in value] if isinstance(value, (list, tuple)) else None
         if not pairs or any(len(pair) != 2 or not _is_axis(*pair) for pair in pairs) or len(dict(pairs)) < len(pairs):
             raise ShardError(f"no mesh {quoted(value)}: write its axes, each with its size")
+        if (devices := prod(int(size) for _, size in pairs)) > MAX_DEVICES:
+            raise ShardError(f"a mesh of {devices:,} devices: the explorer takes {MAX_DEVICES:,} at most")
         return [[name, int(size)] for name, size in pairs]
 
     def _checked_strategy(self, value: Any) -> str:
@@ -126,7 +129,7 @@ class ExplorerView(LiveView):
 def _is_axis(name: Any, size: Any) -> bool:
     # bool is an Integral in Python: True would be size 1.
     whole = isinstance(size, Integral) and not isinstance(size, bool)
-    return isinstance(name, str) and name.isidentifier() and whole and 1 <= int(size) <= MAX_DEVICES
+    return isinstance(name, str) and name.isidentifier() and whole and 1 <= int(size) <= MAX_AXIS_SIZE
 
 
 def _is_axis_names(axes: Any) -> bool:
