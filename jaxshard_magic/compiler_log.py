@@ -115,7 +115,12 @@ class _Redirect(TemporaryChange):
                 file.close()
 
     def pass_on(self, end: int | None = None, last: bool = False) -> None:
-        """Sort output up to byte `end`: complaints go to the captures, all else is forwarded."""
+        """Sort output up to byte `end`: complaints go to the captures, all else is forwarded.
+
+        Args:
+            end: None for all finished lines.
+            last: Whether the output is complete, so that the beginning of a message is forwarded, too.
+        """
         text = os.pread(self._file.fileno(), (self._size() if end is None else end) - self._passed, self._passed)
         if end is None:
             # Another thread may be in the middle of a line.

@@ -76,7 +76,8 @@ class Chip:
         kind: "tpu" or "gpu".
         flops: FLOP/s of a dense matmul by type; see `peak`.
         hbm: Bytes of memory.
-        usable: Bytes that a program gets: on a TPU what the compiler leaves, on a GPU JAX's default share of `visible`.
+        usable: Bytes that a program gets: on a TPU what the compiler leaves, on a GPU JAX's default share of `visible`;
+            None if not known.
         hbm_bandwidth: Bytes/s of memory.
         node: Most devices that `link` joins: in a node of GPUs, or in the largest slice of TPUs.
         link: Connection inside a node or slice.

@@ -115,8 +115,8 @@ def _wires(chip: Chip, sized: tuple[tuple[str, int], ...], topology: tuple[int, 
 def collective_latency(kind: str, wires: Sequence[AxisLink]) -> float:
     """Return the seconds of a collective along several axes, however little is sent.
 
-    An all-reduce passes each axis twice, a permutation takes one hop, any other collective passes each axis once
-    (https://jax-ml.github.io/scaling-book/sharding/).
+    An all-reduce passes each axis twice, a permutation or a broadcast takes one hop, any other collective passes each
+    axis once (https://jax-ml.github.io/scaling-book/sharding/).
 
     Args:
         kind: HLO name of the collective.

@@ -197,7 +197,7 @@ class Plan:
         axes_by_strategy: Mesh axes of each part of the strategy.
         examples: Batch size; None if unknown.
         work: All products of the step.
-        shares: Work of a single device; None if the compiler decides.
+        shares: Work of a single device, for each of `work`; None if the compiler decides.
         uncounted_primitives: Names of primitives that may do further work.
         traced: Rewritten step that `run` follows; None for the step as given.
         largest_weight: Bytes of the largest weight that an equation reads; None if unknown.

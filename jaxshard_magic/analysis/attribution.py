@@ -66,7 +66,7 @@ def with_causes(
 def host_calls(
     module: Module, origins: HloOrigins, relocate: Callable[[Origin], Origin] = lambda origin: origin
 ) -> tuple[str | None, ...]:
-    """Return the source line of each call from the compiled step into Python, one item per call and run.
+    """Return the source line of each call from the compiled step into Python, one item per call in the program.
 
     Calls inside a `lax.cond` branch, such as checks that raise, are left out.
 

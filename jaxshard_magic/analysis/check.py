@@ -301,7 +301,8 @@ def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> b
 def _difference(x: np.ndarray, reference: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     """Return the difference of each number, relative to the largest finite number of `scale`, by default the reference.
 
-    Infinite if exactly one of the two is NaN or infinite, and for different shapes or dtypes.
+    Infinite for unequal numbers of which one is NaN or infinite, and for different shapes or dtypes. For keys and
+    integers 1 where they differ, else 0.
     """
     if x.shape != reference.shape or x.dtype != reference.dtype:
         return np.full(max(x.size, 1), np.inf)

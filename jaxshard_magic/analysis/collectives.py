@@ -47,7 +47,7 @@ class HloCollective:
         computation: Name of the computation with the instruction.
         operand: Name of the moved operand.
         position: Position of the operand; None for one part of a concatenated operand.
-        stride: Distance along the axis between neighbours of a group; above 1 for groups spanning a part of an axis.
+        stride: Distance along the axis between neighbours of a group; above 1 where a group skips devices of the axis.
         network: Bytes sent by one island of the mesh to others in each run; None if unknown, or with a single island.
     """
 
@@ -378,7 +378,7 @@ def bytes_leaving_island(kind: str, groups: _Groups, size: int, nbytes: int, isl
         islands: Island of each device.
 
     Returns:
-        None with a single island.
+        None with a single island, and for groups with a position outside of the mesh.
     """
     leaving = _leaving(groups, islands) if islands else None
     if leaving is None:

@@ -31,7 +31,7 @@ class Diagnostic:
         shape: Array in question; for a sharded array the full shape, rounded up to equal shards.
         op_name: Operation in the metadata of the compiled program.
         stack_frame_id: Stack frame in the metadata of the compiled program.
-        count: Number of messages.
+        count: Number of times; two messages on the start and the end of one slow operation count once.
         seconds: Time taken, over all messages; None if not logged.
         fix: Line of code against the problem; None without one.
     """
@@ -105,7 +105,7 @@ def _parse_message(message: str, mesh: Mapping[str, int]) -> Diagnostic:
         int(frame[1]) if frame else None,
         seconds=_seconds(message),
     )
-    # Found with a capital I, too.
+    # Without the first letter, which XLA writes in lower or upper case.
     if "nvoluntary full rematerialization" in message:
         return _full_remat(replace(one, code="full-remat"), message, mesh)
     if "Can't reduce memory use" in message:

@@ -44,7 +44,7 @@ def parse_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> HloSharding
     """Parse a sharding of HLO.
 
     Tiles have the form `devices=[2,1,4]<=[4,2]T(1,0)`: the devices in order as a 4 x 2 array, transposed, and
-    distributed over 2 x 1 x 4 shards. Devices beyond the array's dimensions hold replicas.
+    distributed over 2 x 1 x 4 shards. Dimensions of the tiles beyond `rank` hold replicas.
 
     Args:
         text: Sharding in HLO syntax.

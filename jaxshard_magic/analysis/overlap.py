@@ -254,7 +254,7 @@ def exposed_times(
         share: Share of the published bandwidth reached by collectives.
 
     Returns:
-        None if the bandwidth of an axis is unknown.
+        None if the axes of a collective, or the bandwidth of an axis, are unknown.
     """
     running = _Simulation(schedule, moves, chip, wires, share)
     if any(axes is None or not all(wires[a].bandwidth for a in axes) for axes in (m.axes for m in moves)):

@@ -67,7 +67,7 @@ class StepTrace:
         calls: Per run, the span of the step's call.
         waits: By track, the spans spent waiting for other devices; None where a trace does not distinguish waiting from
             moving data, as on accelerators.
-        recorded: Number of runs recorded.
+        recorded: Number of runs recorded, without the calls skipped at the start.
         events: Number of events in the recording.
     """
 

@@ -134,8 +134,8 @@ def choose(
     Args:
         step: Any train step.
         args, kwargs: Arguments of the step: arrays, or their shapes if nothing runs.
-        among: Strategies to search, in a sequence or in text with commas. Among strategies with the same predicted
-            time, the simplest is chosen: dp, then fsdp, then sums, then pipelines.
+        among: Strategies to search, in a sequence or in text with commas. Among strategies whose predicted times differ
+            by no more than predictions err, the simplest is chosen; dp, then fsdp, then sums, then pipelines.
         meshes: "all", the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
         vary: Values by option of `shard`; microbatches and remat are tried if memory is short, other options with every
             strategy.

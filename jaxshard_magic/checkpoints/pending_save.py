@@ -32,7 +32,7 @@ class PendingSave:
     def wait(self) -> None:
         """Wait until the save is written. An interrupt ends the wait, not the save.
 
-        Raises the save's own error, and OtherFailed if another host's part failed.
+        Raises the save's own error, and ProcessFailed if another host's part failed.
         """
         while not self.is_over(None if self._passage is None else LOOK_S):
             if self._passage is not None:

@@ -357,8 +357,8 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
 
 
 def _own(error: BaseException | None) -> BaseException | None:
-    """Return this host's own error, to which errors heard from other hosts (OtherFailed) were added; None without
-    one."""
+    """Return this host's own error, to which errors heard from other hosts (ProcessFailed) were added; None
+    without one."""
     while isinstance(error, ProcessFailed):
         error = error.__cause__ or error.__context__
     return error

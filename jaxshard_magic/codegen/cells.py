@@ -37,7 +37,7 @@ class UserStatement:
         file: Python's name for the cell; empty for text without a cell.
         line: First line of the statement in that file.
         title: Name of the cell for readers.
-        byte_offset: Column of the statement on its first line, in bytes; another statement is before it.
+        byte_offset: Bytes of its first line that belong to another statement.
         imports: Whether the statement imports.
         calls_step: Whether the statement calls the step when it runs.
         binds_step: Whether the statement binds the step's name.

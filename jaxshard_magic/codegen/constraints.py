@@ -47,7 +47,7 @@ def find_constraints(hold: ShardedLowering, marks: ExpressionMarks) -> list[Cons
         if k is not None:
             values[k].append(e.results[0])
     over: dict[int | None, int | None] = {k: _hidden_dims(hold, vs, marks.ranks[k]) for k, vs in values.items()}
-    over[None] = None  # names given by the user's own `checkpoint_name` have no number
+    over[None] = None  # equations other than marks have no number, nor have the user's own `checkpoint_name`s
 
     def within(_v: Value, _w: Value, e: Equation | None) -> bool:
         """Return whether the walk back from a value may pass an equation without leaving the expression."""

@@ -35,7 +35,7 @@ def is_mean(step: "ShardedStep", n: int, calls: Sequence[AccumulatedGradient]) -
         calls: Gradient calls of the step over `n` microbatches.
 
     Returns:
-        True for means, False for sums. None for neither, for several calls, and for random draws that depend on earlier
+        True for means, False for sums. None for neither, for several calls, and for a loss that depends on random
         draws.
     """
     if len(calls) != 1 or not _is_exact(calls[0]) or _draws(calls[0].small, bool(nnx_arguments(step))):

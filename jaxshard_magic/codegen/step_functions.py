@@ -1,6 +1,7 @@
 """Functions called inside the step of a generated program.
 
-The program contains the source text of the functions, docstrings and comments included. Lines have at most 100 columns.
+The program contains the source text of the functions, docstrings and comments included. Docstrings and comments have at
+most 100 columns: ruff formats the program to that width, code alone.
 """
 
 import functools

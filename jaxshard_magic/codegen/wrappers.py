@@ -1,7 +1,7 @@
 """Functions of a generated program that call the step.
 
 The program contains the source text of the functions, docstrings and comments included. Nothing of this package is
-used. Lines have at most 100 columns.
+used. Docstrings and comments have at most 100 columns: ruff formats the program to that width, code alone.
 """
 
 import functools
@@ -190,7 +190,10 @@ def sharded_arrays(step):
 
 
 def sharded_parts(step):
-    """Run `step`, written for one device, on all devices, by parts of ARGUMENTS and RESULTS."""
+    """Run `step`, written for one device, on all devices of the mesh.
+
+    Each device works on its shards of the arguments and results, by ARGUMENTS and RESULTS.
+    """
     signature = inspect.signature(step)
 
     @jax.jit

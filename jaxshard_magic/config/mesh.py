@@ -217,7 +217,10 @@ def by_host(devices: Sequence[Any]) -> dict[int, list[Any]]:
 
 
 def device_count(spec: MeshSpec, machine: Machine) -> int:
-    """Return the number of devices of a mesh: an axis of size -1 takes all there are; a lone CPU counts as 8."""
+    """Return the number of devices of a mesh: an axis of size -1 takes all there are; a lone CPU counts as 8.
+
+    The 8 are rounded up to a multiple of the other axes.
+    """
     if known := spec.size or spec.count:
         return known
     if (machine.platform, machine.devices) != ("cpu", 1):
@@ -236,7 +239,7 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
     Returns:
         "attached": The default backend's devices.
         "cpu": CPU devices beside them.
-        "start": New CPU devices; no CPU backend runs yet, so any number is possible.
+        "start": New CPU devices; no backend has started yet, so any number is possible.
         "restart": More CPU devices by a restart of the backend, on a machine with a CPU only.
 
     Raises:
@@ -286,9 +289,9 @@ def axes_for(mesh: Mesh, job: str) -> tuple[str, ...]:
 def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int | None = None) -> MeshSpec:
     """Return the default mesh of all devices for strategies with these jobs.
 
-    A single job takes all devices. Of several, a pipeline takes `stages`, or 4 if the devices divide by 4. Of the rest,
-    tensor and every other job takes 2, and fsdp (or data) all that is left. A lone CPU is simulated as 8 devices or as
-    `stages`.
+    A single job takes all devices. A pipeline takes `stages`, or the first of 4, 3 and 2 that divides the devices. Of
+    the rest, tensor and every other job takes 2 if the devices left are even, and fsdp (or data) all that is left. A
+    lone CPU is simulated as 8 devices, or as `stages` if these are more.
 
     Args:
         jobs: Jobs of mesh axes, in the order of the strategy.

@@ -51,6 +51,8 @@ def pipeline_options(
 def default_microbatches(batch_size: int, shards: int, stages: int, piped: PipelineOptions) -> int:
     """Return the default number of microbatches of a pipeline: the most possible, up to four per stage.
 
+    For a single stage 1, if nothing above 1 is possible.
+
     Args:
         batch_size: Examples in the batch.
         shards: Number of shards of each microbatch's examples over devices.
@@ -58,8 +60,8 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Pipel
         piped: Pipeline options.
 
     Raises:
-        ShardError: No number above 1 divides the batch and suits the schedule. The message names the nearest batch
-            sizes that work.
+        ShardError: No such number divides the batch and suits the schedule. The message names the nearest batch sizes
+            that work.
 
     >>> default_microbatches(32, 2, 4, PipelineOptions())
     16

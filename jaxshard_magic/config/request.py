@@ -38,8 +38,8 @@ class Request:
         check: Whether the first call is compared with the plain step.
         chip: Key of the chip to predict the time for; None for the mesh's own.
         name: Name of the step for display; None for the function's.
-        attention: Form in which attention reads positions of other devices, a name in `ATTENTION`; None for the usual
-            form, "gather".
+        attention: Form in which attention reads positions of other devices: "gather", "heads", "ring" or "auto"; None
+            for the usual form, "gather".
         data: On a mesh over several hosts "whole" if every host passes the whole batch, "per-host" if each passes only
             the host's rows.
     """

@@ -12,7 +12,7 @@ from .shard_sizes import DimAxes, spec_of
 class ShardLine:
     """Parts of the `%%shard` line that the explorer does not edit.
 
-    Args:
+    Attributes:
         other_options: Other options of the cell's own line, each as text.
         rules: Rules of the cell's own line, `REGEX=SPEC`. A rule set by hand comes before them and replaces a rule with
             the same expression.

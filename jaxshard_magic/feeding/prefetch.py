@@ -125,7 +125,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait at most `seconds` until the thread has ended."""
+        """Wait at most `seconds` (None: no limit) until the thread has ended."""
         thread = self._thread  # read once: the thread sets it to None as it ends
         if thread is not None:
             thread.join(seconds)

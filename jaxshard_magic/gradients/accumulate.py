@@ -97,7 +97,7 @@ class AccumulatedGradient:
         carried: Operand that holds the next value, by position of the aux output. State such as statistics of
             BatchNorm: a microbatch hands its value to the next where the loss couples its examples.
         data: Operands that hold examples, or, for a loss without examples, the operands that the loss is about.
-        trace_at_two: Traces both calls with two examples for each, for a microbatch of one example.
+        trace_at_two: Traces both calls with two examples in place of each, for a microbatch of one example.
 
     Raises:
         ShardError: The loss can't be taken in such microbatches.

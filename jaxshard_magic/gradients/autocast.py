@@ -185,7 +185,7 @@ class _Graph:
         ends = {a: b for b, a, _ in e.bodies[0].outputs if b is not None}
         carried = dict(e.bodies[0].carries)
         for outside, inside in ends.items():
-            if inside in carried:  # what a loop carries has one type
+            if inside in carried:
                 self.sources[outside] = [v for v in [carried[inside]] if self.wide[v]]
         if e.is_while:
             body, test = e.bodies

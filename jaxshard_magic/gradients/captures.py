@@ -40,8 +40,8 @@ class NeededCaptures:
         cut: Division of the batch into microbatches.
         batch: Batch of the padded step, or of the step.
         added: Dimension that rows are added to and their number, by flat argument.
-        at_two: Shapes of a microbatch and of the whole batch with two examples for each, for microbatches of one
-            example; empty for larger ones.
+        at_two: Shapes of a microbatch and of the whole batch with two examples in place of each, for microbatches of
+            one example; empty for larger ones.
     """
 
     padded: CaptureShapes | None
@@ -61,7 +61,7 @@ class Captures:
         needs: Shapes of the other captures.
         padded: The step with rows added to its batch.
         part: The step at one microbatch.
-        mapped: Axes of a `pmap` step, None for other steps.
+        mapped: Mapping onto devices of a step written for one device (`jax.pmap`, named axes); None for other steps.
         trace_at_two: Captures the step at the shapes of `needs.at_two`; costs as much as tracing it twice. None where
             there are none.
     """
@@ -90,7 +90,7 @@ def needed_captures(
         facts: Facts of the step as it is.
         options: Options of the gradients.
         shards: Number of shards of the batch over devices.
-        per_device: Whether the step is written for one device (`pmap`); no rows are added to its batch.
+        per_device: Whether the step is written for one device; no rows are added to its batch.
         pipeline: Whether a pipeline runs the microbatches; a pipeline has no use for added rows.
 
     Raises:

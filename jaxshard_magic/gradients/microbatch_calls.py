@@ -72,7 +72,8 @@ def find_coupling(call: AccumulatedGradient) -> ExampleCoupling | None:
 
 
 def _calls(twice: Twice, n: int) -> tuple[GradientCall, GradientCall]:
-    """Return the `n`th gradient call of the step, traced with two examples for each."""
+    """Return the `n`th gradient call of the step at a microbatch and at the whole batch, with two examples in place
+    of each."""
     small, large = (gradient_equations(Program(step.closed))[n].params["gradient"] for step in twice())
     return small, large
 

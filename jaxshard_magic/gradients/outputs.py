@@ -27,8 +27,9 @@ class MicrobatchOutputs:
     Attributes:
         computed: Values of each microbatch, the loss first.
         combinations: Rule that combines each of `computed` over the microbatches.
-        exact: Whether the loss is a sum over examples, or concatenated from theirs.
-        averaged: Positions of outputs averaged for lack of an exact rule.
+        exact: Whether the rule of the loss is exact: a sum over examples, a value for each, or no examples in it.
+        averaged: Positions of outputs without an exact rule, averaged or concatenated by a guess.
+        state: Values of the carried outputs.
     """
 
     def __init__(self, followed: FollowedProgram, carried: Mapping[int, int]):

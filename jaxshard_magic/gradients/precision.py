@@ -78,7 +78,7 @@ def assign_dtypes(closed: ClosedJaxpr, how: str) -> tuple[Program, DtypeAssignme
 
 
 def operand_dtypes(e: Equation, types: DtypeAssignment) -> list:
-    """Return the dtype in which an equation reads each operand; None for non-floats.
+    """Return the dtype in which an equation reads each operand; None where it has none. Only floats are cast.
 
     Args:
         e: The equation.

@@ -39,7 +39,7 @@ class Rewritten:
     """Step with rewritten gradients.
 
     Attributes:
-        traced: The step; for a `pmap` step, the work of each device.
+        traced: The step; for a step written for one device (`jax.pmap`, named axes), the work of each device.
         captured: The step before, with each gradient call as an equation.
         calls: Gradient calls over microbatches, by equation index in `captured`.
         findings: Messages about what was done.
@@ -47,7 +47,7 @@ class Rewritten:
         carried: Number of first constants of `traced` that return as its last outputs.
         added: Dimension that rows are added to and their number, by flat argument.
         real_rows: Rows of each microbatch that are examples, bool[microbatches, rows]; None where none are added.
-        mapped: Axes of a `pmap` step, None for other steps.
+        mapped: Mapping onto devices of a step written for one device; None for other steps.
         undivided_reason: Reason why a pipeline takes the batch as one microbatch; None where the batch is divided, or
             one microbatch was asked for.
     """
@@ -81,7 +81,7 @@ class Rewritten:
 
     def reference_step(self) -> Traced | None:
         """Return the step with its microbatches as a plain Python loop; None where every loss is a sum over its
-        examples.
+        examples, and with added rows.
 
         The loop is the reference for the step's numbers where a loss couples its examples. Cost: a trace of the step.
         """
@@ -105,7 +105,7 @@ def with_plain_gradients(captured: Traced, mapped: DeviceMapping | None = None) 
 
     Args:
         captured: The step with each gradient call as an equation.
-        mapped: Axes of a `pmap` step, None for other steps.
+        mapped: Mapping onto devices of a step written for one device; None for other steps.
     """
     with device_trace_context(mapped):
         return inline_gradients(captured, GradientEmitter(Program(captured.closed)))
@@ -178,7 +178,7 @@ def as_one_microbatch(
         for k, v in enumerate(e.operands[: call.num_closed_over]):
             # Weights and state are no data, even with a dimension in the same class as the batch.
             if v is None or state.issuperset(flow.input_ancestors([v])):
-                continue  # weights may have a dimension that is one with the examples
+                continue
             data.append(k)
             along = [d for d, c in enumerate(dims.nontrivial_classes(v)) if c in rows]
             if len(along) == 1 and program.shapes[v][along[0]] % cut.shards == 0:
@@ -277,8 +277,8 @@ class _Rewriting(GradientEmitter):
     Args:
         program: The captured step.
         calls: Functions of operands and loss scale, by equation index.
-        axes: Mesh axes along which devices skip a step together: one device with overflow is enough. Needed with a loss
-            scale.
+        axes: Names of the axes along which devices skip a step together: one device with overflow is enough. Read only
+            with a loss scale.
     """
 
     def __init__(self, program: Program, calls: Mapping[int, TakenBy], axes: tuple[AxisName, ...]):

@@ -7,7 +7,7 @@ import time
 MAX_HOSTS_EVERY_STEP = 32
 SHARE = 0.01  # of the step time that barriers may take, above that number of hosts
 MAX_INTERVAL = 256  # steps
-FIRST_MEASURED = 8  # barriers before the interval is first measured
+FIRST_MEASURED = 8  # number of the barrier at which the interval is first measured
 
 
 def steps_between(barrier_s: float, step_s: float) -> int:

@@ -172,7 +172,7 @@ def run_on_hosts(
         The end on each host; exceptions of the cell are part of the result.
 
     Raises:
-        HostsLost: A host died, does not end, or can't be reached.
+        HostsLost: A host died, does not end, or can't be reached, or some hosts began steps that never end.
     """
     # The token keeps names unique: engines of `cluster:` may have run cells of an earlier cluster.
     start, run_name = (time.monotonic(), f"{cluster.token}/{name}")
@@ -341,7 +341,7 @@ def is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
         asked.get(0)
     except EngineError:
         return True
-    except RemoteError as error:
+    except RemoteError as error:  # from the called function; exceptions of a cell are in its result
         return error.ename == "EngineError"
     return False
 

@@ -129,7 +129,7 @@ class Cluster:
             text: Source code.
 
         Raises:
-            ShardError: The code failed on a host; the message names the host and the reason.
+            ShardError: The code failed on a host, and the message names the host and the reason; or hosts are lost.
         """
         from . import cell_run
 
@@ -184,8 +184,8 @@ class Cluster:
         return [host for host, i in enumerate(self.ids) if i not in there]
 
     def hub_processes(self) -> list[psutil.Process]:
-        """Return the hub's processes on this machine, the controller first; without them the hosts can't be reached.
-        Empty for engines started by somebody else."""
+        """Return the hub's processes, the controller first; without them the hosts can't be reached. Empty unless all
+        hosts run on this machine."""
         return self._hub
 
     def interrupt(self, hosts: Sequence[int]) -> None:

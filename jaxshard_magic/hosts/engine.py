@@ -148,12 +148,17 @@ def join(options: dict[str, Any]) -> JoinedHost:
     """Make this engine a process of `jax.distributed`.
 
     Args:
-        options: Options of the join: hosts: Number of processes. process: Index of this process. seconds: Time limit of
-            the join. group: Token of the cluster. settings: JAX settings that numbers depend on. devices: Simulated
-            devices of this process; None for the machine's own. gloo: Address of this machine for collectives of CPU
-            devices. "" leaves the choice to gloo, the address of the machine's name; None disables them. address:
-            Address of the coordinator. Without it JAX detects its cluster. bind: Address that the coordinator listens
-            on; read for process 0.
+        options: Options of the join, by name:
+            - `hosts`: Number of processes.
+            - `process`: Index of this process.
+            - `seconds`: Time limit of the join.
+            - `group`: Token of the cluster.
+            - `settings`: JAX settings that numbers depend on.
+            - `devices`: Number of simulated devices of this process; None for the machine's own.
+            - `gloo`: Address of this machine for collectives of CPU devices. "" leaves the choice to gloo, the address
+              of the machine's name; None disables the collectives.
+            - `address`: Address of the coordinator. Without one JAX detects its cluster.
+            - `bind`: Address that the coordinator listens on; read with an `address`, by process 0.
 
     Returns:
         The description of this host.

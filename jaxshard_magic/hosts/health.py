@@ -54,7 +54,7 @@ def _call_all(
         seconds: Time limit.
 
     Returns:
-        Results by host; and reasons by host for those without a result.
+        Results by host; and reasons by host: of dead or failing hosts, else of all hosts without an answer in time.
     """
     from ipyparallel.error import EngineError, RemoteError
 

@@ -54,8 +54,8 @@ def start(
         limit_s: Seconds within which hosts have to register.
 
     Raises:
-        ShardError: ipyparallel or a launcher's command is not installed, hosts do not register in time, or JAX can't
-            join them.
+        ShardError: ipyparallel or a launcher's command is not installed, hosts do not register in time, JAX can't join
+            them, they do not divide `devices`, or CPU devices of several machines are used without `--unencrypted`.
     """
     try:
         import cloudpickle  # noqa: F401

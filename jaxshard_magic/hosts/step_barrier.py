@@ -136,7 +136,7 @@ class StepBarrier:
 
         Args:
             why: Reason, in a line.
-            seconds: Time to wait at the barrier; nobody may be waiting.
+            seconds: Time limit at the barrier, as perhaps no other host waits there.
         """
         if self.left:
             return

@@ -88,7 +88,8 @@ class RateMeter:
         self._at = None
 
     def update(self, now: float, done: WorkDone) -> dict[str, float]:
-        """Return rates since the previous look by name; empty for too short an interval or without a finished call.
+        """Return rates since the previous look by name; empty at the first look, for too short an interval, or
+        without a finished call.
 
         Args:
             now: Seconds on any clock.

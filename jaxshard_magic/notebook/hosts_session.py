@@ -265,13 +265,13 @@ class HostsSession:
         return output.value
 
     def rescue(self, names: Sequence[str]) -> str:
-        """Copy values that one surviving host has completely into the kernel, as NumPy arrays.
+        """Copy values that the first surviving host has completely into the kernel, as NumPy arrays.
 
         Returns:
             One line about the copied values.
 
         Raises:
-            ShardError: No hosts exist, none survives, or no surviving host has all of a value.
+            ShardError: No hosts exist, none survives, or the first surviving host has not all of a value.
         """
         from ..hosts import engine
 

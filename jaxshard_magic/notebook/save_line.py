@@ -45,7 +45,8 @@ def run_load_line(text: str, shell: "InteractiveShell", session: "ShardSession")
     """Run a `%shard load` line: restore the named state, or list the contents of the folder or file.
 
     Raises:
-        ShardError: The line is malformed, or `ShardedStep.restore` fails.
+        ShardError: The line is malformed, no step exists so far to lay out a named state, or `ShardedStep.restore`
+            fails.
     """
     from ..checkpoints import CheckpointStore
     from ..checkpoints import weight_loading as files

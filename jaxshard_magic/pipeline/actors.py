@@ -21,9 +21,8 @@ class Actor:
 
     A reader waits for its key only, in any order of arrival.
 
-    Footguns:
-    - The thread must not reference its actor between jobs: it ends when the actor is garbage collected.
-    - A job that closes over the pipeline keeps actor and pipeline alive for ever.
+    Footgun: the thread ends when the actor is garbage collected. Between jobs it must reference neither the actor nor
+    the last job, which closes over the actor: both would stay alive for ever.
 
     Args:
         rank: The rank.

@@ -38,7 +38,7 @@ def allowed_starts(units: LossUnits, stages: int, chunks: int = 1, pattern: str 
             decide.
 
     Raises:
-        ShardError: Too few starts for `stages`; the message has their number.
+        ShardError: Too few starts for `stages`, with their number in the message; or `pattern` matches no name.
     """
     if pattern is not None:
         starts = named_starts(units, pattern)

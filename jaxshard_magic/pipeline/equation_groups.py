@@ -19,7 +19,7 @@ class EquationGroup:
         level: Order within the phase: one more than any group of another rank that the group reads.
         rank: The rank.
         outputs: Values read by other groups, or results.
-        inputs: Values computed outside of the group.
+        inputs: Values that the group reads and does not compute.
     """
 
     phase: int
@@ -34,7 +34,8 @@ class RankAssignment:
     """Ranks of values, and groups.
 
     Attributes:
-        rank_of_value: Rank of each input, result, or value computed by a group.
+        rank_of_value: Rank of each result of a gradient call, value computed by a group, and input that is not
+            replicated.
         groups: The groups, in execution order.
     """
 

@@ -132,7 +132,8 @@ class PipelineExecutor:
     def _find_donatable(self, donated: Collection[int]) -> frozenset[Value]:
         """Return the values of donated inputs that can be donated.
 
-        Only one group reads such a value, on the rank of the value and after all gradients; no stage reads it.
+        A single group reads such a value, on the rank of the value and after all gradients. No other rank reads it, and
+        it is no output of the step. Stages of its own rank may read it: they are done by then.
         """
         split = self.split
         values = {v for i in donated for v in split.leaves[i].values}

@@ -49,7 +49,7 @@ class LossStages:
         programs: Programs of each stage.
         operands: Operands of the call, as values of the outer program.
         results: Results of the call, as values of the outer program.
-        input_values: Outer value of each input of the loss; an array in pieces has one input per piece.
+        input_values: Outer value of each input of the loss from an operand; an array in pieces has one input per piece.
         gradient_values: Outer value of the gradient of each parameter input.
     """
 

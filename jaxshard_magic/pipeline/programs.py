@@ -55,7 +55,7 @@ class StageProgram:
     gradients of parameters)`.
 
     Args:
-        loss: The loss, with scoped stages.
+        loss: The loss, with the equations of each stage in the name scope of the stage.
         stage: The stage.
         examples: Positions of the loss inputs that hold examples.
         halved_backward: Split backward scans in two, for a schedule with separate input and weight gradients. The

@@ -32,8 +32,8 @@ class StagePlan:
         outgoing_count: Number of outgoing activations.
         loss_outputs: Positions of the loss outputs, which follow the outgoing activations.
         cotangent_count: Number of cotangents sent back.
-        forward_transfer: Transfer to the next stage, with the rank at its end.
-        backward_transfer: Transfer to the stage before, with the rank at its end.
+        forward_transfer: Transfer to the next stage, with the rank at its end; None for the last stage of a loss.
+        backward_transfer: Transfer to the stage before, with the rank at its end; None for the first stage of a loss.
         loss_cotangents: Cotangents of the loss, if the stage computes the loss.
     """
 
@@ -66,7 +66,8 @@ class LossPlan:
         finish_inputs: Outer values read by `finish`.
         actions: Kind, stage, microbatch and name of each action, in order.
         sum_transfers: Transfers of gradient sums to the ranks that own the parameters.
-        microbatch_outputs: Loss outputs computed here, and their transfer to the rank of the loss.
+        microbatch_outputs: Loss outputs computed here, and their transfer to the rank of the loss; None without outputs
+            and on that rank itself.
     """
 
     loss: LossStages

@@ -180,7 +180,11 @@ class StepShardings:
         return NamedSharding(self.ranks.sub_meshes[rank], on, memory_kind=memory)
 
     def input_sharding(self, i: int, readers: Sequence[int]) -> NamedSharding:
-        """Return the sharding of step input i, on the ranks that read it: on one of them, or on a contiguous range."""
+        """Return the sharding of step input i.
+
+        An array in one piece is on all ranks from the first reader to the last, without readers on the rank of the
+        losses. An array in pieces is as `has_even_pieces` allows: one shard per rank, or all of it on the first rank.
+        """
         part, spec = self.split.leaves[i], self.plan.in_specs[i]
         memory = self._memory.get(part.values[0])
         if len(part.values) == 1:

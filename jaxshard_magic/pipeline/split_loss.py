@@ -51,7 +51,7 @@ class SplitLoss:
     """A loss with stages.
 
     Attributes:
-        program: The loss, each equation in the name scope of its stage.
+        program: The loss, with the equations of each stage in the name scope of the stage. Free equations have none.
         pieces: For each input of `program`, the operand, or the layers of one.
         units: Units of each stage.
         crossing_bytes: For each stage but the last, bytes of one microbatch at the boundary after it.

@@ -41,7 +41,7 @@ def make_stages(loss: Program, trained: Collection[int], stages: int) -> tuple[S
     parameters alone, such as weight penalties: the stage with the parameters computes them, and the results travel.
 
     Args:
-        loss: The loss, with each equation in the scope of its stage.
+        loss: The loss, with the equations of each stage in the name scope of the stage.
         trained: Positions of the parameters among the inputs.
         stages: Number of stages.
     """

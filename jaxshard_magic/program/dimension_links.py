@@ -16,7 +16,8 @@ class DimensionLink(NamedTuple):
     Attributes:
         a: Number of a dimension.
         b: Number of another dimension.
-        equation: Index of the equation; None where a value enters or leaves a body.
+        equation: Index of the equation; None where a value enters or leaves a body or goes round a loop, and between a
+            copy and its original.
         same_storage: Whether both values are stored with the same layout, too.
     """
 

@@ -94,7 +94,7 @@ def find_dependent_expert_loop(dims: Dimensions, flow: Flow, roles: InputRoles) 
 
 
 def _as_expert_loop(e: Equation) -> ExpertLoop | None:
-    """Return the scan `e` as a loop over experts; None where its trips depend on each other."""
+    """Return the scan `e` as a loop over experts; None where its trips depend on each other, or nothing is stacked."""
     n, k = scan_counts(e.params)
     scope = e.bodies[0].sub_jaxpr
     sums, stacks = set[int](), (*(v for v in e.operands[n + k :] if v is not None), *e.results[k:])

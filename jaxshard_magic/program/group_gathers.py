@@ -5,7 +5,7 @@ from .sort_analysis import SortAnalysis
 
 
 def group_gather(orders: SortAnalysis, e: Equation) -> tuple[int, int] | None:
-    """Return the sort whose rows `e` looks up in a table of groups, and the dimension of the table that counts groups.
+    """Return the order whose rows `e` looks up in a table of groups, and the dimension of the table that counts groups.
 
     The equation is a gather of biases, `b[experts[order]]` where `order` sorts `experts`, or the scatter-add that is
     its gradient, into zeros. None for any other equation.
@@ -15,7 +15,7 @@ def group_gather(orders: SortAnalysis, e: Equation) -> tuple[int, int] | None:
         e: The equation.
 
     Returns:
-        Index of the sort, as the analysis numbers sorts, and the dimension.
+        The order (the index of its `sort` equation), and the dimension.
     """
     sums = e.primitive.is_scatter and e.primitive.is_additive
     index = e.operands[1] if sums or e.primitive.is_gather else None
@@ -39,7 +39,7 @@ def is_sort_key(orders: SortAnalysis, order: int, index: Value | None) -> bool:
 
     Args:
         orders: Analysis of sorted rows.
-        order: Index of the sort.
+        order: Index of the `sort` equation.
         index: Indices of the look-up, None for a literal.
     """
     root = root_of_index(orders, index)

@@ -118,9 +118,9 @@ def _set_thread_hook(name: str, value: Any) -> Replaced:
 
 
 def trace_afresh() -> TemporaryChange:
-    """Trace jits again inside the context, even those that ran before; JAX's caches forget the traces at its end.
+    """Have this thread trace jits again, even those that ran before, until the context ends.
 
-    Cache entries of the session itself stay.
+    JAX's caches then forget these traces. Entries that the session made itself stay.
     """
     # A user context with a new value changes the keys of JAX's caches, so no earlier trace is found.
     return ChangeGroup(

@@ -5,9 +5,10 @@ All code that reads or rewrites a step goes over `Program`.
 Footguns:
 - A literal operand is None in `operands` and `outputs`; the number is in `jaxpr_eqn.invars` or `jaxpr.outvars`.
 - A jaxpr called twice is two sub-jaxprs with values of their own.
-- A program has no references (their contents are passed from equation to equation), no mapped axes (`psum`, `pmax` and
-  `pmin` over those of a `jax.vmap` are reductions over dimensions), and no constants (closed-over arrays are its first
-  inputs).
+- A program has no references (their contents are passed from equation to equation), and no axes of a `jax.vmap`
+  (`psum`, `pmax` and `pmin` over them are reductions over dimensions). Axes named by a mesh stay.
+- A traced step has no constants: closed-over arrays are its first inputs. A retraced program may have constants of its
+  jits.
 """
 
 import itertools
@@ -32,7 +33,7 @@ Value = int  # number of a value; dimensions are numbered as well: `Program.dim_
 class SubJaxpr:
     """One jaxpr at one call site.
 
-    A sub-jaxpr that other code cuts out of another has no more of a jaxpr than `read_outputs` asks for.
+    In a sub-jaxpr that other code cuts out of another, `jaxpr` has `outvars` alone, for `read_outputs`.
 
     Attributes:
         jaxpr: The open jaxpr.

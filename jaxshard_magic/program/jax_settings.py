@@ -28,7 +28,7 @@ _GUARDS = (transfer_guard_host_to_device, transfer_guard_device_to_device, trans
 
 
 def are_default() -> bool:
-    """Return whether this thread has default settings; read at each call of a step."""
+    """Return whether this thread has default settings, the device-to-host guard aside; read at each call of a step."""
     return not (
         debug_nans.value
         or debug_infs.value
@@ -58,7 +58,7 @@ def allow_transfers() -> AbstractContextManager[Any]:
 
 
 def suspend_checks() -> AbstractContextManager[Any]:
-    """Return a context that allows transfers and turns nan checks off."""
+    """Return a context that allows transfers and turns nan and inf checks off."""
     if are_default():
         return nullcontext()
     # A part of a step may produce nans that the full step never shows.
@@ -96,7 +96,7 @@ def locate_invalid(call: FlatCall | None, leaves: Sequence[Any], kind: str) -> F
     """Return the error for a step whose results contain `kind`.
 
     As JAX does, the plain step runs operation by operation on the same flat inputs, if they still exist, to name the
-    operation at fault.
+    operation at fault. A step under `jax.pmap` does not run so.
 
     Args:
         call: Call of the step; None if unknown.

@@ -76,7 +76,7 @@ class HolderResult:
     """Value of a holder after the step.
 
     Attributes:
-        position: Index of the holder in `NnxNodes.holders`; None for a new holder.
+        position: Index of the holder in `NnxNodes.holders`; None for a new holder, and for a bare array.
         sources: Source of each leaf: a flat input, untouched, or a flat output.
         structure: Treedef of the value.
     """

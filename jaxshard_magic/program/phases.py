@@ -11,8 +11,9 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 def equation_phases(program: Program, flow: Flow) -> dict[int, str]:
     """Return the phase of every equation, by index.
 
-    Bodies belong to the phase of their equation. The update is everything that depends on a gradient, and everything
-    read by nothing else, such as a learning rate. A step without gradients is all forward.
+    All in the bodies of a gradient call's equation has its phase; a loop around gradient calls has equations of all
+    phases. The update is all that depends on a gradient, and all that only the update reads, such as a learning rate. A
+    step without gradients is all forward.
     """
     after_gradients, phase_of = flow.descendants(flow.gradients), {}
     only_for_update = (

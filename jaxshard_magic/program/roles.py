@@ -25,7 +25,7 @@ class InputRoles:
         data: Inputs that may have a batch dimension: data, and state that belongs to no parameter.
         storage_order: State in the order in which storage is chosen: parameters, then state that follows them, then the
             rest.
-        copies: Inputs used as parameters without being any, by the parameter that each copies.
+        copies: Copy to parameter, both by input, for inputs used as parameters without being any.
     """
 
     by_input: tuple[str, ...]

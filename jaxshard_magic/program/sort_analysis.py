@@ -315,7 +315,7 @@ class SortAnalysis(Domain[SortState]):
         return first if keeps_rows and all(self._is_operand_constant_along(e, k, d) for k in others) else UNKNOWN_ORDER
 
     def _reduction(self, e: Equation, states: list[SortState]) -> SortState:
-        """Return the state after a reduction: over sorted rows, a sum is the same in any order."""
+        """Return the state after a reduction: over sorted rows, a sum or a maximum is the same in any order."""
         first = next((s for s in states if has_order(s)), None)
         if first is None:
             return None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
-from jax._src.source_info_util import user_context  # no public equivalent
+from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public equivalent
 from jax.extend.core import JaxprEqn
 
 from ..code_locations import location_text

@@ -31,13 +31,14 @@ _PER_OPERAND_PARAMS = (
 def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: bool) -> tuple[Traced, tuple[str, ...]]:
     """Remove a step's placements on devices outside of a mesh.
 
-    A placement by axis names alone fits any mesh that has them. Moves between device and host memory stay, but the
-    strategy decides on the sharding in each.
+    A placement by axis names alone (an abstract mesh) fits a mesh of the same axes and sizes. Moves between device and
+    host memory stay, but the strategy decides on the sharding in each.
 
     Args:
         traced: Step.
         mesh: Mesh to keep placements on.
-        covers_all_devices: The step runs on `mesh` alone. False for a single rank of a pipeline.
+        covers_all_devices: The step runs on `mesh` alone. False for a single rank of a pipeline, where no placement
+            by devices stays.
 
     Returns:
         The step, and the source lines of the removed placements.

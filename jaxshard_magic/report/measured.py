@@ -80,7 +80,8 @@ class DeviceTime:
         device: Id of the device.
         compute: Time of computation.
         moving: Time in which the device only moves data.
-        waiting: Time in which the device only waits for other devices or the host.
+        waiting: Time in which the device only waits for other devices or the host; None if the trace does not separate
+            waiting from moving.
         overlap: Part of `compute` with simultaneous data movement.
         idle: Time without any activity.
     """

@@ -224,7 +224,7 @@ class Memory:
     Attributes:
         per_device: Bytes on each device.
         source: "measured" or "compiled" (XLA's own figures). After refusal by a compiler "compiled for v5p" or
-            "refused", after its failure "planned".
+            "refused". "planned" if the compiler failed or was not called.
         buffers: Largest temporaries live at the peak; None if the compiler does not tell.
         others: Number and bytes of the remaining temporaries; None if the compiler does not tell.
         live: Live bytes during the step; None if the compiler does not tell.
@@ -357,7 +357,8 @@ class Timing:
         compute_s: Seconds of computation on a device at the published rate of the chip.
         memory_s: Seconds of memory traffic on a device at the published rate of the chip.
         communication_s: Seconds of all communication on the links, the sum of the collectives' `seconds`.
-        links: Achieved bytes per second along each axis.
+        links: Published bytes per second of the links along each axis; `communication_s` is at the share of them that
+            links reach.
         ways: Path of communication along each axis.
         mfu: FLOPs without recomputed ones in the measured step, as a share of the chip's peak.
         others: Number of `calls` with other shapes, which ran another program.
@@ -411,7 +412,7 @@ class Alternative:
         peak: Peak bytes.
         flops: FLOPs of products, including recomputation.
         sent: Bytes sent per step.
-        why: Result of the compilation in place of figures.
+        why: Reason for missing figures: refused, or not compiled.
     """
 
     change: str

@@ -32,13 +32,14 @@ class PlanEstimate:
     Attributes:
         seconds: Best guess for a step, with the usual overlap of communication.
         compute_seconds: Part of `seconds` in products and the update.
-        communication_seconds: Part of `seconds` that the links add.
+        communication_seconds: Seconds of all communication at full bandwidth, hidden or not; in a pipeline the part of
+            `seconds` that the links add.
         array_bytes: Bytes of the arrays of the fullest device.
         peak_bytes: Peak bytes of the fullest device, temporaries included.
         stages: Number of stages of each loss in a pipeline; None without a pipeline.
         min_seconds: Lower bound of the seconds. For a slice, whose compiled program tells what overlaps, with all
             possible overlap, but not below `seconds` by more than predictions err; else `seconds`.
-        max_seconds: Upper bound of the seconds, without overlap.
+        max_seconds: Upper estimate of the seconds, without overlap; in a pipeline `seconds`.
         experts: Whether the step was seen to have experts.
     """
 

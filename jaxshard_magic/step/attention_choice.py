@@ -129,7 +129,7 @@ def suggest_sharded_heads(plan: Plan) -> Finding | None:
 def cheapest_form(costs: Mapping[str, AttentionCost], limit_bytes: int | None) -> str:
     """Return the form with the fewest bytes sent among the forms fitting into memory, the simplest among equals.
 
-    If none fits, and if a device has `LONG_SEQUENCE` positions, return the form with the smallest peak memory.
+    If none fits, or if a device has `LONG_SEQUENCE` positions or more, return the form with the smallest peak memory.
 
     Args:
         costs: Predicted cost by form, simplest form first.

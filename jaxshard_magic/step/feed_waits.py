@@ -53,7 +53,8 @@ def notify_matchers(step: "ShardedStep", entry: "CompiledStep", leaves: Sequence
 class FeedWaits:
     """Idle time of a step's devices for lack of a batch, from the second batch on.
 
-    `start` and `end` bound the measured time (seconds of the caller's clock); None before the second batch.
+    `start` and `end` bound the measured time (seconds of the caller's clock). `start` is None before the second batch,
+    `end` before the third.
     """
 
     def __init__(self) -> None:

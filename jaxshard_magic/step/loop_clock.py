@@ -17,7 +17,7 @@ from typing import Any
 from .completion_probe import wait_for_output
 
 WAIT_FOR_FIRST = 9  # calls at the beginning of a loop, all of them waited for
-GAP = 64  # calls between two waited calls: a wait costs the overlap of one step with the host
+GAP = 64  # calls between two waited calls: a wait costs the overlap with the host, so of one step in 64 at most
 SAMPLES_PER_LOOP = 1000  # beyond GAP times as many calls, the gap is the calls so far divided by this
 OTHER_WORK = 1.25  # step times; calls further apart mean that the loop does other work
 LOOP_S = 0.2e-3  # seconds that the loop itself takes for a call and its `float(loss)`

@@ -18,7 +18,7 @@ def choose_attention_form(layout: Layout, attention: str | None) -> str:
 
     Args:
         layout: The layout, with positions already sharded. `spec_overrides` and `findings` are changed for heads.
-        attention: One of `request.ATTENTION`, or None for the usual form.
+        attention: "gather", "heads", "ring" or "auto", or None for the usual form.
 
     Returns:
         "heads", "ring" or "gather".

@@ -21,8 +21,7 @@ Key = tuple[int, int]
 class ExpertLoads(ShardedLowering):
     """Emitter that counts the tokens of each expert; called with a step's arrays it returns an entry for each route.
 
-    An entry has what `program.routing` sums up for a route, or None where the plan makes the route's choices in another
-    form.
+    An entry is the result of `load_by_layer` for the route, or None where the plan makes its choices in another form.
 
     Args:
         layout: The layout of the step.

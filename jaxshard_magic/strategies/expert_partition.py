@@ -25,11 +25,10 @@ from .reshard_steps import reshard_bytes
 def partition_expert_region(layout: Layout, experts: ShardedExperts) -> ShardedExperts:
     """Return `experts` with the partition filled in.
 
-    Of the storage classes in `experts.weight_classes`, those confirmed as sharded are returned, with others that follow
-    them (biases). Sets `layout.experts`.
+    The result has the storage classes of `experts.weight_classes`, and others that follow them (biases).
 
     Args:
-        layout: The layout.
+        layout: The layout; `layout.experts` is set to `experts`, not to the result.
         experts: The experts, with the storage classes known to be sharded.
     """
     layout.experts = experts

@@ -62,7 +62,10 @@ class _Estimate:
         self._is_materialized_by_index: dict[int, bool] = {}
 
     def step_footprint(self, donated: Collection[int]) -> Footprint:
-        """Estimate peak bytes; donated inputs are reused by outputs, and no gradient buffer overlaps them."""
+        """Estimate the bytes of the step.
+
+        Outputs reuse the memory of donated inputs. The others take the place of the temporaries that they are made of.
+        """
         program = self._program
         outs = {v for v in program.outputs if v is not None} - {*program.inputs}
         donated_bytes = sum(self._bytes(program.inputs[i]) for i in donated)

@@ -290,7 +290,7 @@ class Layout:
         return self.stored_spec(value)
 
     def sharded_dim_predicate(self, e: Equation) -> Callable[[int], bool]:
-        """Return a predicate: whether a dimension number is sharded in some operand or result of `e`."""
+        """Return a predicate: whether dimension d is sharded in some operand or result of `e`."""
         specs = [self.spec_in(e, v) for v in (*e.operands, *e.results) if v is not None]
         return lambda d: any(spec[d:] and spec[d] for spec in specs)
 

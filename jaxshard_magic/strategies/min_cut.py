@@ -23,7 +23,7 @@ class FlowNetwork:
     def min_cut(self) -> set[Node]:
         """Return the nodes on the source side of a minimum cut, the fewest nodes among all minimum cuts.
 
-        Shortest augmenting paths (Edmonds and Karp 1972). There are at most as many paths as edges in the cut.
+        Shortest augmenting paths (Edmonds and Karp 1972).
         """
         while True:
             predecessors = self._reachable_from_source()

@@ -202,7 +202,8 @@ def _map_split_batch(call: _PmapCall, given_specs: Mapping[str, PartitionSpec]) 
     """Return the mapping that replicates state and splits the batch, along the dimension found or given.
 
     Raises:
-        ShardError: There is no array, no batch is found, or the step returns nothing.
+        ShardError: There is no array, the step can't be traced on its whole batch, no batch is found or it does not
+            divide, or the step returns nothing.
     """
     if given_specs:
         traced = call.trace_device(lambda n: _cuts_from_specs(call, given_specs, n), False)

@@ -30,7 +30,8 @@ def ring_spec(layout: Layout, e: Equation) -> RingSpec:
 def as_zigzag(candidate: RingSpec) -> RingSpec | None:
     """Return a ring with operands and results in zig-zag order outside the ring as well.
 
-    None where the ring needs positions in sequence: it stops before the last step, or its mask has queries and keys.
+    None where the ring needs positions in sequence, as it stops before the last step or its mask has queries and keys,
+    and where the positions do not divide into two chunks for each device.
     """
     is_full_ring = candidate.steps == candidate.devices > 1 and not any(candidate.mask_is_grid)
     even = candidate.positions % (2 * candidate.devices) == 0

@@ -56,8 +56,8 @@ class _Split:
 def plan_split_exchanges(layout: Layout) -> None:
     """Add the exchanges for splits and concatenations along sharded dimensions to a layout.
 
-    Adds to `layout.spec_overrides`, and adds a finding where examples are cut into pieces too small to shard, as every
-    device then computes the whole piece. Call after all strategies have filled in the layout.
+    Adds to `layout.spec_overrides`, and adds a finding where examples are cut into pieces that the axes do not divide,
+    as every device then computes the whole piece. Call after all strategies have filled in the layout.
     """
     splits_by_value: dict[Value, list[_Split]] = defaultdict(list)
     for e in layout.program.equations:
@@ -169,7 +169,7 @@ def _part_sizes(layout: Layout, e: Equation, d: int) -> tuple[list[int], bool]:
 
 def _is_worthwhile(layout: Layout, value: Value, splits: Sequence[_Split]) -> bool:
     """Return whether the exchange beats XLA: the parts cover the value and are of similar size, or have run-time
-    positions."""
+    positions, or a reshape makes some of them."""
     if all(cut.has_dynamic_start and not cut.parts_undivided for cut in splits) or not all(
         cut.part_sizes for cut in splits
     ):
@@ -217,7 +217,7 @@ def _matching_dim(e: Equation, d: int, value: Value, first: Value) -> int | None
 
 
 def _pieces_finding(layout: Layout, split: _Split) -> Finding:
-    """Return the warning about pieces of examples too small to shard."""
+    """Return the warning about pieces of examples that the axes do not divide."""
     shapes, over, n = layout.program.shapes, "+".join(split.axes), layout.device_count(split.axes)
     (value, dims), out = next(iter(split.dims.items())), split.equation.results[0]
     (d,) = dims

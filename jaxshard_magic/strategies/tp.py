@@ -150,8 +150,15 @@ def _add_heads_finding(layout: Layout, axes: Axes) -> bool:
 
 
 def _repeated_heads(layout: Layout, heads: Set[int]) -> dict[int, int]:
-    """Return numbers of heads that are repeated to the number of another, each with that number, and are not
-    sharded."""
+    """Return the numbers of unsharded heads that are repeated to the number of heads of other classes.
+
+    Args:
+        layout: The layout.
+        heads: The classes of the repeated heads.
+
+    Returns:
+        The number of heads after the repetition, by the number before.
+    """
     dims, sizes = layout.dims, layout.program.sizes
     return {
         sizes[split.parts[0]]: sizes[split.merged]

@@ -31,7 +31,7 @@ def recorded_step_to_json(m: Measured) -> str:
         events.append(_metadata_event("thread_name", SHOWN, lane.device, f"device {lane.device}"))
         for mark in marks:
             row, kind, _ = mark.actions[0]
-            # Row -1: time without a known line of code.
+            # Row -1: no line of code is known, or the line is not among `m.lines`.
             line = m.lines[row] if row >= 0 else None
             location = (short_line(line) if line is not None else "") or "no line"
             timing = {"ts": round(mark.start * 1e6, 3), "dur": round((mark.end - mark.start) * 1e6, 3)}

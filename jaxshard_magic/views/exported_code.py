@@ -89,7 +89,10 @@ def _verdict(program: "Code") -> str:
 
 
 def _collectives(program: "Code") -> str:
-    """Return a table of the collectives of program and plan, empty if both agree; rows that differ come first."""
+    """Return a table of the collectives of program and plan; rows that differ come first.
+
+    Empty if both agree, or if the collectives of one are unknown.
+    """
     if program.same is not False:
         return ""
     rows, mesh = _collective_pairs(program.sent or (), program.planned or ()), _mesh(program)

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from ..config.strategies import AXIS_JOBS, job_of
 
 HUES = 8
+# Hues for further axes, in this order: those of no job first.
 _FREE = (
     *range(len(AXIS_JOBS), HUES),
     *reversed(range(len(AXIS_JOBS))),
-)  # remaining hues, in the order in which further axes get them
+)
 
 
 def hues(axes: Iterable[str]) -> dict[str, int]:

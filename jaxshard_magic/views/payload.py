@@ -1,6 +1,6 @@
 """Data of a report for its widget: plain lists and strings, with all texts formatted here.
 
-Devices are referred to by position in the mesh, axes by index, so the browser needs no names.
+Devices are referred to by position in the mesh, axes by index, so the browser looks nothing up by name.
 """
 
 from collections.abc import Mapping, Sequence

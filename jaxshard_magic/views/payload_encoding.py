@@ -23,12 +23,11 @@ def compressed(payload: Any, level: int = 6) -> bytes:
     """
     separators = (",", ":")
     text = json.dumps(
-        # `JSON.parse` in a browser refuses NaN and Infinity. `default` turns NumPy scalars into Python numbers.
         payload,
         ensure_ascii=False,
         separators=separators,
-        allow_nan=False,
-        default=lambda n: n.item(),
+        allow_nan=False,  # `JSON.parse` in a browser refuses NaN and Infinity
+        default=lambda n: n.item(),  # scalars of NumPy become numbers of Python
     )
     return zlib.compress(text.encode(), level)
 

@@ -93,7 +93,9 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
 
 
 def show_choice(choice: "Choice", report: Report | None, how: str | None = None) -> None:
-    """Display the result of a search and, below its widget, the report of the choice; print both outside of a notebook.
+    """Display the result of a search and, below its widget, the report of the choice.
+
+    Outside of a notebook only the result of the search is printed.
 
     Args:
         choice: Result of a search.

@@ -125,7 +125,7 @@ def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:
     """Draw the sharding of a leaf.
 
     Lines in the hue of a mesh axis separate blocks, ink fills the block on the first of the leaf's devices, and a
-    second sheet stands for replicas.
+    second sheet stands for replicas, or for a third sharded dimension in the hue of its axis.
     """
     cut = sized_dim_axes(leaf, mesh)
     down, across, deep = _drawn_dims(cut)

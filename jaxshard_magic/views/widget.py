@@ -16,7 +16,8 @@ class ReportView(LiveView):
     """Interactive report; `report.view` is the one displayed by the notebook.
 
     Setting `leaf` (a path), `device` (an id) or `tab` ("layout", "memory", "communication", "measured", "pipeline",
-    "training") changes the picture, and a click of the reader changes the traits. None clears a selection.
+    "training") changes the picture, and a click of the reader changes the traits. None clears `leaf` or `device`;
+    for `tab` it gives the tab shown at first.
 
         report.view.leaf = "state.params.wte.embedding"
 

@@ -21,7 +21,7 @@ SMALLER = 0.02  # share of all devices' time; a smaller gain in the bubble is no
 MUCH = 0.05  # share of all devices' time; a larger gain in the bubble is a warning
 UNEVEN = 0.1  # excess of the slowest rank over the mean
 QUICKER = 0.97  # share of the step's time; an alternative that takes longer is not clearly better
-SEEN = 0.0005  # excess over the mean; a smaller one is shown as 0
+SEEN = 0.0005  # excess over the mean, shown as 0.1%; with less the ranks count as even
 LONG = 0.2  # share of the time of a forward action; longer transfers are worth advice
 TIMES = 3  # multiple of the bytes at the other boundaries
 

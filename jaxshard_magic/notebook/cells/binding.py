@@ -34,9 +34,9 @@ class _Bind(PassThrough):
 class Binding(TemporaryChange):
     """Context manager: binds the sharded step in a namespace or inside functions of the cell.
 
-    On exit the plain step is restored if the step can't be sharded, or if the user interrupts before the first run.
-    After an error of the cell's own code the sharded step stays bound: plain execution leaves the cell's step bound,
-    too. The exception that ends a dry run stops here.
+    On exit the plain step is restored if the step can't be sharded, if the user interrupts before the first run, and
+    after a dry run, whose `CellStopped` stops here. After an error of the cell's own code the sharded step stays bound:
+    plain execution leaves the cell's step bound, too.
 
     Args:
         namespace: Variables of the notebook.

@@ -275,8 +275,8 @@ class _Notebook:
         return name in names or (name not in self.imports and not names.isdisjoint(self.bodies.ahead(name)))
 
     def _may_fill(self, function: str) -> bool:
-        """Return whether a function may change its arguments: only functions of the user, without earlier calls of the
-        step."""
+        """Return whether a function may change its arguments. True for functions of the user, except for functions that
+        call the step: their calls are left out as earlier calls of the step."""
         return function in self.own and not self._trains(function)
 
     def _trains(self, function: str) -> bool:

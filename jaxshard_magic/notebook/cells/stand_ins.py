@@ -7,7 +7,8 @@ from typing import Any
 
 # A BaseException, so that no `except Exception` of the user catches the end.
 class CellStopped(BaseException):
-    """Signal that ends the cell of a dry run."""
+    """Signal that ends the cell at the first call of its step: of a dry run, a comparison, or a search with no step to
+    run."""
 
 
 class StandIn:

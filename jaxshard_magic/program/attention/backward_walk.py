@@ -100,8 +100,8 @@ class BackwardWalk:
         return v
 
     def producer(self, v: Value) -> Equation | None:
-        """Return the equation that makes `v`; None for an input and for results of loops, checkpoints and custom
-        derivative rules."""
+        """Return the equation that makes `v`; None for an input and for results of loops, branches, checkpoints and
+        custom derivative rules."""
         e = self.program.producer.get(self.resolve(v))
         return None if e is None or e.bodies else e
 

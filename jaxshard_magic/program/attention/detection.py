@@ -36,8 +36,8 @@ def find_attentions(
         program: Loss, not differentiated yet.
         constant_inputs: Arrays of the inputs that are constants, such as masks that the step closes over.
         differentiated_inputs: Inputs with respect to which the loss is differentiated; None for all inputs that are not
-            constant. Values that depend on them must be queries, keys or values: the fused attention has no gradient
-            with respect to masks or biases.
+            constant. Values that depend on them must be queries, factors of queries, keys or values: the fused
+            attention has no gradient with respect to masks or biases.
     """
     constant_inputs = constant_inputs or {}
     differentiated = (

@@ -93,7 +93,7 @@ def is_boolean(expression: Expression) -> bool:
 def truth_table(expression: Expression) -> tuple[list[Expression], Mapping[tuple[bool, ...], float]] | None:
     """Return the booleans that decide the number `expression`, and a table from their values to that number.
 
-    None where more than a few booleans (`_MAX_BOOLEANS`), or anything other than booleans, decides it.
+    None unless 1 to `_MAX_BOOLEANS` booleans, and nothing else, decide it.
     """
     booleans: dict[int, tuple[Expression, Any]] = {}
     if not _collect_booleans(expression, booleans) or not 0 < len(booleans) <= _MAX_BOOLEANS:

@@ -134,7 +134,6 @@ def _gradient_avals(query: Any, key: Any, value: Any, *_others: Any, form: Atten
 
 
 for _primitive, _function in ((attention_p, full_attention), (attention_gradient_p, full_attention_gradient)):
-    # Used unless a sharding plan replaces the equation with a ring.
+    # Both are used unless a sharding plan replaces the equation with a ring.
     _primitive.def_impl(jax.jit(_function, static_argnames="form"))
-    # Used unless a sharding plan replaces the equation with a ring.
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))

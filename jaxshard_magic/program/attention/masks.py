@@ -1,7 +1,7 @@
 """Visibility of keys: a mask as written, read as a range of distances plus conditions on inputs.
 
-The operands of a mask are followed back to values without both a query and a key dimension: to positions (`iota`),
-whose comparisons are distances, and to inputs such as lengths, padding and segment numbers.
+The operands of a mask are followed back to values that lack a query or a key dimension: to positions (`iota`), whose
+comparisons are distances, and to inputs such as lengths, padding and segment numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,8 +72,9 @@ def key_visibility(conditions: Sequence[MaskCondition], rank: int) -> KeyVisibil
 def read_additive_mask(expression: Expression, factor: float) -> tuple[list[MaskCondition], float] | None:
     """Read numbers added to scores as a mask.
 
-    Returns the conditions under which keys are visible, where the number is 0, and the largest number added elsewhere.
-    None unless all other numbers are so small (at most `MASKED_SCORE`) that they hide keys.
+    Returns the conditions under which keys are visible, where the number is 0, and the largest number added elsewhere,
+    times `factor`. None unless all other numbers, times `factor`, are so small (at most `MASKED_SCORE`) that they hide
+    keys.
 
     Args:
         expression: Numbers added.
@@ -150,7 +151,7 @@ class _ExpressionReader:
         if not all(isinstance(x, int) for x in long_dims):
             return None
         is_boolean_value = walk.program.avals[v].dtype == bool
-        # A value without both a query and a key dimension, such as a length, is an input of the mask.
+        # A value that lacks a query or a key dimension, such as a length, is an input of the mask.
         is_expanded = {self.rank - 2, self.rank - 1} <= long_dims or (
             self.to_booleans and not is_boolean_value and depth < _MAX_DEPTH
         )

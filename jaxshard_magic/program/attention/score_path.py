@@ -16,7 +16,8 @@ class ScoreStep:
         equation: The equation.
         operand_index: Index of the operand on the way to the scores.
         labels: Labels of the result's dimensions.
-        later_scale: Factor between the result and the softmax; None where more than a scale and additions follow.
+        later_scale: Factor between the result and the softmax; None where anything other than positive factors,
+            additions and masks follows.
     """
 
     equation: Equation

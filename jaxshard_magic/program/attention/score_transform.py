@@ -219,7 +219,8 @@ class _ScoreReader:
         return True
 
     def _read_addition(self, step: ScoreStep, k: int, v: Value) -> bool:
-        """Read numbers added to scores: very small ones as masks, all others as a bias."""
+        """Read numbers added to scores: very small ones as masks, others besides as a bias; return False without a
+        mask."""
         expression = read_expression(self._walk, v, self._to_positions(step.labels), self._rank, to_booleans=True)
         if expression is None or step.later_scale is None:
             return False

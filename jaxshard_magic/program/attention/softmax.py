@@ -77,8 +77,8 @@ class _SearchPath:
     Attributes:
         exp_sum: Sum of exponentials by which the value is divided.
         exp_masks: Masks applied to exponentials.
-        obstacle: First equation of any other kind.
-        scaled: Last multiplication or division by a number.
+        obstacle: Last equation of any other kind that was passed.
+        scaled: Last multiplication or division by a number that was passed.
     """
 
     exp_sum: ExpSum | None = None

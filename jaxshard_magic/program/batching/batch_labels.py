@@ -56,7 +56,7 @@ class ExampleSum:
 
 @dataclass(frozen=True, slots=True)
 class UnknownLabel:
-    """Label of a value that provably follows the batch in none of the other ways.
+    """Label of a value for which no other label is proved.
 
     Attributes:
         cause: Index of the equation that made the value unknown; None if no equation of the program did.

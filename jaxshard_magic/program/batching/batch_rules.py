@@ -61,7 +61,7 @@ def select(site: RuleSite) -> Label:
 
 
 def mul(site: RuleSite) -> Label:
-    """Label a product of two operands: at most one of them sums or has rows."""
+    """Label a product of two operands: a sum over examples meets neither rows nor another sum."""
     return _multiply(site.labels, (1, 1))
 
 

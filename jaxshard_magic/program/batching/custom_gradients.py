@@ -30,10 +30,10 @@ def differentiable_positions(values: Sequence[Any]) -> list[int]:
 
 
 def trace_vjp(e: Equation) -> Program:
-    """Trace the gradient of an equation: (operands, cotangents of the differentiable results) -> cotangents of
-    operands.
+    """Trace the gradient of an equation.
 
-    Takes and returns floating-point values only.
+    The program maps (all operands, cotangents of the floating-point results) to cotangents of the floating-point
+    operands.
     """
     ins, outs = differentiable_positions(e.jaxpr_eqn.invars), differentiable_positions(e.jaxpr_eqn.outvars)
     avals = [v.aval for v in (*e.jaxpr_eqn.invars, *(e.jaxpr_eqn.outvars[o] for o in outs))]

@@ -133,7 +133,7 @@ def _label_outputs_only(small: Program, at_two: FollowedProgram, batch: Mapping[
     """Label only the outputs of `small`, whose operations differ from those of `at_two`.
 
     None if values have to be changed inside of the program (scaled operands, draws, values of the whole batch), if an
-    output is unknown, or if a constant output is computed from examples.
+    output is unknown, or if a constant output other than the first is computed from examples.
     """
     if (
         at_two.operand_scales

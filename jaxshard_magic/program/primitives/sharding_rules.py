@@ -1,9 +1,9 @@
 """Sharding rules: for each primitive, the dimensions shared by operands and results.
 
 After Shardy's rules (`sdy.op_sharding_rule`): a dimension shared by several operands and results is a factor, with a
-role that says what becomes of its positions. Links between dimensions (`links`) and the equations that commute with a
-permutation are read off these rules alone. Dimensions that are merged or split are in `factors`.
-`tests/test_sharding_rules.py` compares the rules with the primitives and with Shardy.
+role that says what becomes of its positions. Links between dimensions (`dimension_links`) and the equations that
+commute with a permutation (`permutation_equivariance`) are read off these rules alone. Dimensions that are merged or
+split are in `factors`. `tests/test_sharding_rules.py` compares the rules with the primitives and with Shardy.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -149,7 +149,7 @@ def slice_like(eqn: "Equation") -> ShardingRule:
 
 
 def cumulative(eqn: "Equation") -> ShardingRule:
-    """Return the rule of a running reduction: order matters along its dimension, other positions are independent."""
+    """Return the rule of a running reduction: order matters along its dimension; all others pass through."""
     run_over = axis_dims(eqn.params, len(eqn.shapes[0]))
     return _at_same_positions(eqn, lambda d: Role.LINKED if d in run_over else Role.PASSED_THROUGH)
 
@@ -157,7 +157,7 @@ def cumulative(eqn: "Equation") -> ShardingRule:
 def matrices(eqn: "Equation") -> ShardingRule:
     """Return the rule of operations on matrices in the last dimensions: leading dimensions pass through.
 
-    Matrices at the same position are one dimension to a layout.
+    Dimensions of matrices with one size at one position are linked, for layouts.
     """
     inner = eqn.primitive.matrix_dims or len(eqn.params.get("fft_lengths", eqn.shapes[0]))
     before = range(len(eqn.shapes[0]) - inner)

@@ -148,7 +148,7 @@ class ArrayParts:
         known = {v: x for v, x in zip(scope.inputs, numbers, strict=True) if x is not None}
         part_of_value: dict[Value | None, _OperandPart | None] = {
             scope.inputs[operand]: None
-        }  # the array, whole or cut
+        }  # None for the complete array
         for inner in scope.equations:
             if _fold_scalars(inner, known, self._avals, trips):
                 continue

@@ -133,7 +133,7 @@ class Region:
         """Lower a member and return its results.
 
         A result may be any object if members of this region are its only readers; see `Context.readers` for outputs of
-        a body. Equations in the member's body are lowered only by a call of `default`.
+        a body. Equations in the member's body are lowered only by a call of `default` or of `lowering.enter_body`.
 
         Args:
             e: The member.

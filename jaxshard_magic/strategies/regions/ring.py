@@ -65,7 +65,7 @@ class RingAttention(Region):
         return sum(ring_bytes(self.layout, e)[1:3])
 
     def gradient_step_bytes(self, e: Equation) -> int | None:
-        """Return the bytes of their gradients that a device sends at each step; None for a forward attention."""
+        """Return the bytes of the gradients of keys and values, all sent at each step; None for a forward attention."""
         if not is_gradient(e):
             return None
         return sum(

@@ -2,8 +2,8 @@
 
 Otherwise XLA gathers all tokens, as a sort needs all keys, and sums masked products of all tokens. Here sorted rows,
 their lookups and their return stay on their shard, and products use the shard's rows of each group. With sharded
-experts a product gathers the rows of all devices with the same experts, and multiplies the rows of the device's own
-experts. The results return by a reduce-scatter; each row is nonzero on a single device.
+experts a product gathers the rows of all devices along the expert axes, which together have all experts, and multiplies
+the rows of the device's own experts. The results return by a reduce-scatter; each row is nonzero on a single device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -264,8 +264,8 @@ class SortedRows(Region):
     # Products, biases and resident rows.
 
     def _multiply(self, e: Equation, values: list, lowering: Emission) -> list:
-        """Multiply a shard's rows with all matrices, or the rows of all shards that share experts with a device's own
-        matrices."""
+        """Multiply a shard's rows with all matrices or, with sharded experts, the rows of all devices along the expert
+        axes with a device's own matrices."""
         out, inputs, specs = e.results[0], [], []
         dims = [self._row_dim(v) for v in (*e.operands[:2], out)]
         is_resident = [v in self.resident.values for v in e.operands[:2]]
@@ -392,7 +392,7 @@ class SortedRows(Region):
         return self._shard_map(on_shard, [parts], [self._tensor_spec_along(out, dim, self._batch_axes)])(rows)[0]
 
     def _gather_rows(self, x: Any, v: Value | None, dim: int) -> Any:
-        """Gather the rows of all devices that share the experts."""
+        """Gather the rows of all devices along the expert axes."""
 
         def on_shard(own):
             with jax.named_scope(DISPATCH):

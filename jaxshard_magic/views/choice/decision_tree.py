@@ -33,13 +33,13 @@ _INK = {STRONG: "", UNSURE: "", QUIET: ' fill-opacity=".75"'}
 _BOLD, _MIDDLE = ' font-weight="600"', ' text-anchor="middle"'
 _MONO = ' font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"'
 # The browser chooses the font: lines are broken by the widths of a wide one, so that they fit in any.
-_EMS = {  # em; below: of other capitals, of all else, and the factor for bold
+_EMS = {  # em: letters of this width
     0.34: " .,:;'|!ijlI\u202f\u00a0",
     0.43: 'frt/()[]-"',
     1.0: "mwMW%@=+<>\u2026",
 }
 _EM = {letter: em for em, letters in _EMS.items() for letter in letters}
-_CAPITAL, _ELSE, _HEAVIER = 0.79, 0.64, 1.13
+_CAPITAL, _ELSE, _HEAVIER = 0.79, 0.64, 1.13  # em of other capitals, em of other ASCII letters, factor for bold
 
 
 @dataclass(frozen=True)

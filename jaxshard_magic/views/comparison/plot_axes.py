@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 from jaxshard_magic.views.comparison.data import TrialPoint
 from jaxshard_magic.views.format import BYTE_UNITS, SECOND_UNITS, SPACE, byte_parts, seconds_text
 
-TICKS = 5  # steps of an axis, at most
+TICKS = 5  # steps of an axis, at most; one more if its ends are rounded outwards
 AIR = 0.08  # space at either end, as a share of the range of values
 NEAR_LIMIT = 1.25  # a limit up to this multiple of the largest peak is in the plot
 
@@ -114,7 +114,7 @@ def axes_for(points: Sequence[TrialPoint], limit: int | None) -> tuple[PlotAxis,
 
 
 def _around(values: Sequence[float], scale: float, unit: str) -> PlotAxis:
-    """Return an axis with padding on both sides, at most `TICKS` steps, and ends at round values.
+    """Return an axis with padding on both sides, about `TICKS` steps at most, and ends at round values.
 
     Args:
         values: Values to show, in seconds or bytes.

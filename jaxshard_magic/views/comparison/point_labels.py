@@ -38,7 +38,7 @@ class PointLabel:
 def place_labels(plane: PlotArea, points: Sequence[TrialPoint], limit: int | None) -> list[PointLabel]:
     """Return the names that have room.
 
-    Names on the front go first, and may stand at a distance from their points.
+    Names of points on the front go first, and may stand at a distance from their points.
 
     Args:
         plane: Plot.

@@ -140,8 +140,8 @@ def lane_letter(m: Measured, row: int, kind: str) -> str:
 
     Args:
         m: Measured step.
-        row: Index of the line, -1 for none.
-        kind: Kind of time: compute, moving or waiting.
+        row: Index of the line in `m.lines`; -1 if it is not listed or not known.
+        kind: `COMPUTE`, `MOVING` or `WAITING` of `report.measured`.
     """
     if kind != COMPUTE:
         return "M" if kind == MOVING else "X"

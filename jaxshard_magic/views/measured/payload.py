@@ -15,7 +15,7 @@ def measured_payload(report: Report) -> dict[str, Any] | None:
     """Return the data of the measured view; None without a measurement.
 
     In `lanes` the microbatch of an action is the index of its line in `lines`. The last entry of `lines` stands for
-    time without a known line.
+    time of other lines, and without a known line.
     """
     m = report.measured
     if m is None:

@@ -23,9 +23,9 @@ _LINE = 1.4
 
 
 class Sheet:
-    """Sheet of an SVG picture; coordinates are px from its margins.
+    """Sheet of an SVG picture.
 
-    `y` is the top of the next line.
+    `y` is the top of the next line, in px from the top of the sheet. An `x` is in px from the left margin.
 
     Args:
         mesh: Gives the hues of axes; None if no axis is drawn.

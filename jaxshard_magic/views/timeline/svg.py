@@ -60,8 +60,8 @@ def wrap_marks(height: float, marks: str, label: str) -> str:
     """Wrap marks in one `<svg>` of width `WIDTH`.
 
     Args:
-        marks: SVG.
         height: Height in px.
+        marks: SVG.
         label: Text for screen readers.
     """
     w, h = svg.coordinate(WIDTH), svg.coordinate(height)

@@ -10,7 +10,7 @@ class PipelineView(LiveView):
     kernel.
 
     Args:
-        pipeline: Pipeline in time, computed from a schedule.
+        pipeline: Pipeline to show, predicted or measured.
     """
 
     def __init__(self, pipeline: Pipeline):

@@ -119,7 +119,7 @@ def short_text(metrics: Metrics) -> str:
 
 
 def summary_text(metrics: Metrics) -> str:
-    """Return the same sentence as plain text."""
+    """Return the sentence of `summary_spans` as plain text."""
     return "".join(span.text for span in summary_spans(metrics))
 
 

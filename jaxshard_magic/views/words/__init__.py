@@ -1,9 +1,8 @@
 """Report in words: verdict, key figures, and sentences shared by all views."""
 
+# `import x as x` marks a re-export for type checkers and linters.
 from jaxshard_magic.units import percent_text as percent_text
 from jaxshard_magic.units import time_text as time_text
-
-# `import x as x` marks a re-export for type checkers and linters.
 from jaxshard_magic.units import usage_text as usage_text
 from jaxshard_magic.views.words.buffers import array_type as array_type
 from jaxshard_magic.views.words.buffers import buffer_about as buffer_about

@@ -147,8 +147,11 @@ def choice_about(choice: Choice) -> str:
 
 
 def choice_counts(choice: Choice) -> str:
-    """Return the numbers of candidates and the time: `207 considered, 3 compiled. 120 can't be faster (...); 4 left
-    when the budget of 60 s ended. 61.2 s used.`"""
+    """Return the numbers of candidates and the time.
+
+    `207 candidates considered, 3 compiled. 120 can't be faster: ...; 4 were left when the budget of 60 s ended. 61.2 s
+    used of a budget of 60 s.`
+    """
     compiled = sum(trial.report is not None for trial in choice.comparison.trials)
     large = len(choice.with_outcome(TOO_LARGE))
     tally = f"{_candidates(len(choice.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
@@ -169,7 +172,7 @@ def _candidates(many: int) -> str:
 
 
 def fate_text(choice: Choice, outcome: str, many: int) -> str:
-    """Return the outcome of several candidates: `120 can't be faster (...)`.
+    """Return the outcome of several candidates: `120 can't be faster: ...`.
 
     Args:
         choice: Gives the budget, and the source of step times.
@@ -260,7 +263,7 @@ def bound_text(candidate: SearchCandidate) -> str:
 
 
 def needs_text(candidate: SearchCandidate) -> tuple[str, str]:
-    """Return the bytes needed on the fullest device, and the share of arrays; the second text is empty if unknown."""
+    """Return the bytes needed on the fullest device, and those of its arrays alone; the second is empty if unknown."""
     needs, holds = byte_text(candidate.needs), byte_text(candidate.holds)
     return needs, "" if candidate.holds is None else f"arrays {holds}"
 

@@ -145,8 +145,8 @@ def notes(report: Report) -> list[str]:
 def saved_notes(report: Report) -> list[str]:
     """Return notes on checkpoints.
 
-    `3 saves took the loop 1.2 s, 0.4 s each; the last, of step 300, 151 MB, in runs/a. While a save is written a device
-    holds up to 19 MB more: the state that the step would have taken over.`
+    `3 saves took the loop 1.2 s, 0.4 s each; the last, of step 300, 144 MiB, in runs/a. While a save is written a
+    device holds up to 18 MiB more: the state that the step would have taken over.`
     """
     checkpoints = report.checkpoints
     if checkpoints is None:

@@ -13,8 +13,8 @@ class Span:
 
     Attributes:
         text: Text.
-        kind: "text", "strong", "axis" (a mesh axis), "code" (a name of the user's), "memory" (the fullest devices), or
-            "line" (a line of the user's code).
+        kind: "text", "strong", "axis" (a mesh axis), "code" (a name of the user's), "memory" (the fullest devices),
+            "line" (a line of the user's code), or "quiet" (less ink, in pictures alone).
     """
 
     text: str
