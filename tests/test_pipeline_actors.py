@@ -162,21 +162,21 @@ def test_what_is_no_exception_ends_all_as_well(ranks, error):
     assert around(ranks) == 4
 
 
-def test_a_rank_that_only_gives_is_stopped_too(ranks):
-    given = []
+def test_a_rank_that_only_puts_is_stopped_too(ranks):
+    put = []
 
     def work(actor):
         if actor.rank == 1:
             raise ValueError("at once")
         if actor.rank == 0:
             for k in range(10_000):
-                ranks[1].give(k, k)
-                given.append(k)
+                ranks[1].put(k, k)
+                put.append(k)
                 time.sleep(0.001)
 
     with pytest.raises(ValueError, match="at once"):
         run_on_actors(ranks, work)
-    assert len(given) < 1000
+    assert len(put) < 1000
 
 
 def test_a_rank_that_has_all_it_needs_is_stopped_too(ranks):

@@ -117,6 +117,17 @@ def test_actions_keep_the_order_of_their_rank_and_wait_for_what_they_need(name):
             assert e.start >= ends["I", s, m]
 
 
+def test_a_wait_in_the_inbox_of_the_same_rank_is_no_transfer():
+    # Four stages on two ranks, as a V: ranks 0, 1, 1, 0.
+    step, ws = piped(descend, 2, "dualpipev", 4), layers(4)
+    for _ in range(2):
+        step(ws, BATCH)
+    run = pipeline_of(step).last_run
+    assert {(h.from_stage, h.to_stage) for h in run.handovers} == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    first, second, third = run.boundary_seconds()
+    assert first is not None and second is None and third is not None
+
+
 def adam(lr=0.01):
     optimizer = optax.adam(lr)
 

@@ -123,7 +123,7 @@ class RankRun:
 
     Attributes:
         events: Name, start and end of each action, if timed.
-        handovers: Fields of each `Handover` received, if timed.
+        handovers: Fields of each `Handover` received from another rank, if timed.
         peak: Maximum number of activations held.
         outputs: Outputs of the step on this rank.
     """
@@ -286,7 +286,9 @@ class RankRun:
     ) -> None:
         assert transfer is not None, f"stage {s} hands on to stage {to}"
         route, rank = transfer
-        sent = None if self._start is None else time.perf_counter() - self._start
+        # Between two stages of one rank, as in V-shaped schedules, nothing is transferred: a value waits in the inbox
+        # until the schedule reads it, and that wait is no transfer time.
+        sent = None if self._start is None or rank == self.plan.rank else time.perf_counter() - self._start
         self._actors[rank].put((key, to, m), (route(arrays), sent))
 
     def _receive(self, key: str, source: int, s: int, m: int) -> list:
@@ -294,7 +296,8 @@ class RankRun:
         if self._start is not None:
             # Only timed steps wait for arrivals.
             jax.block_until_ready(arrays)
-            self.handovers.append((source, s, m, sent, time.perf_counter() - self._start))
+            if sent is not None:
+                self.handovers.append((source, s, m, sent, time.perf_counter() - self._start))
         return arrays
 
     def _await_all_gradients(self) -> None:

@@ -28,7 +28,7 @@ class ActionEvent:
 
 @dataclass(frozen=True)
 class Handover:
-    """Transfer of a stage's result for one microbatch to an adjacent stage.
+    """Transfer of a stage's result for one microbatch to an adjacent stage on another rank.
 
     Attributes:
         from_stage: The sending stage.
@@ -53,7 +53,7 @@ class PipelineRun:
     Attributes:
         schedule: The schedule.
         events: All actions.
-        handovers: All transfers between stages; from a profile, only those between ranks.
+        handovers: All transfers between ranks.
         peaks: For each rank, the maximum number of activations held, one per microbatch and stage.
         seconds: Duration of the complete step, including work before and after the actions.
     """
@@ -130,7 +130,7 @@ class PipelineRun:
         """Return the seconds per boundary between consecutive stages, the mean of both directions; None without a
         transfer.
 
-        Consecutive stages on one rank have no transfer in a run from a profile. In a timed call they have one.
+        Consecutive stages on one rank have no transfer.
         """
         stages = self.schedule.all_stages
         quickest = self._quickest_transfers()
