@@ -285,6 +285,17 @@ def test_a_loss_that_couples_examples_says_so_and_is_that_of_a_loop_by_hand():
     assert said.level == "warning" and "no sum over examples" in said.message and "dot_general" in said.message
 
 
+def test_a_loss_that_couples_examples_may_return_a_share_for_each_example():
+    def with_shares(params, data):
+        x = data["x"] @ params[0]["w"]
+        return contrasted(params, data)[0], {"share": (x**2).sum(-1) / len(x)}
+
+    step, init = step_of(with_shares)
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=4, check=True)
+    sharded(weights(1), init(weights(1)), batch())
+    assert sharded.checked.passed and "by hand" in sharded.checked.reference
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..program.batching.batch_labels import Concatenated, Summed, output_combination
+from ..program.batching.batch_labels import Concatenated, Summed, output_combination, scaled
 from ..program.gradient_calls import GradientCall, GradientEmitter, value_and_gradients
 from ..program.ir import Equation, Program
 from .accumulate import AccumulatedGradient
@@ -57,5 +57,5 @@ class MicrobatchLoop(GradientEmitter):
         if isinstance(how, Summed):
             return jnp.asarray(sum(parts) * float(how.scale), avals[1].dtype)
         if isinstance(how, Concatenated):
-            return join_microbatches(jnp.stack(parts), how.dim, call.cut.shards)
+            return scaled(join_microbatches(jnp.stack(parts), how.dim, call.cut.shards), how.scale)
         return parts[-1]
