@@ -290,7 +290,7 @@ def test_a_second_interrupt_leaves_and_the_next_run_waits(ranks):
         if actor.rank == 2:
             time.sleep(0.8)
             left.append("the program")
-            ranks[0].give("late", None)
+            ranks[0].put("late", None)
             left.append("what follows it")
         actor.take(FOREVER)
 

@@ -247,7 +247,7 @@ def test_a_process_that_has_looked_for_gpus_in_vain_gets_them_too():
         "from jaxshard_magic.hardware import chip\n"
         "from jaxshard_magic.targets import gpu\n"
         "os.environ.update(gpu.environment())\n"
-        "found = gpu.load(gpu.options(chip('h100'), 1, 8))\n"
+        "found = gpu.load(gpu.topology_options(chip('h100'), 1, 8))\n"
         "assert jax.devices() == before and before[0].platform == 'cpu'\n"
         "print(len(found), found[0].device_kind)\n"
     )
