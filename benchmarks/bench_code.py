@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conftest import Notebook
 from IPython.core.interactiveshell import InteractiveShell
-from taken_home import FIVE, MESHES, POSITIONS, code
+from support.taken_home import FIVE, MESHES, POSITIONS, code
 
 LIMIT = 1.7
 

@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from browsing import Stage, chromium, stage
 from jupyter_client.manager import start_new_kernel
 from jupyter_client.session import json_packer
+from support.browsing import Stage, chromium, stage
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.payload import packed_report

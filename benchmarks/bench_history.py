@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from sample_leaves import mesh
-from sample_reports import MIB, bare, memory
+from support.sample_leaves import mesh
+from support.sample_reports import MIB, bare, memory
 
 from jaxshard_magic.history import History, Store
 from jaxshard_magic.report import Report, Timing

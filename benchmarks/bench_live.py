@@ -229,7 +229,7 @@ COUNTED = """async ([update, first, frames, every]) => {
 
 def drawn(kept: Kept) -> bool:
     """The script and layout of an update of everything, of a run of a million steps, in Chromium; and its frames."""
-    from browsing import chromium, stage
+    from support.browsing import chromium, stage
 
     with chromium() as browser, stage(browser) as page:
         shown = page(kept.packed, bundle="live")

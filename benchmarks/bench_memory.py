@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import psutil
 from conftest import Notebook
 from IPython.core.interactiveshell import InteractiveShell
-from taken_home import FIVE
+from support.taken_home import FIVE
 
 HOME = next(home for home in FIVE if home.name == "transformer_scanned")
 JOBS = (("%%shard cell", 200, 10, 48), ("%shard code", 20, 5, 16))  # runs, from which one on, MB

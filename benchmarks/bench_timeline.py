@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from browsing import Stage, chromium, stage
+from support.browsing import Stage, chromium, stage
 
 from jaxshard_magic import schedule
 from jaxshard_magic.analysis.timeline import timeline

@@ -19,7 +19,7 @@ release = metadata.version("jaxshard_magic")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "option_tables", "report_frames"]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 
-# Notebooks are shown as they were executed and committed; a page's blocks are run by tests/test_book.py.
+# Notebooks are shown as they were executed and committed; a page's blocks are run by tests/package/test_book.py.
 nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "deflist"]

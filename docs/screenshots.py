@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import jax
 import jax.numpy as jnp
 import optax
-from browsing import Stage, chromium, stage
 from flax import nnx
 from jax.sharding import PartitionSpec
+from support.browsing import Stage, chromium, stage
 
 import jaxshard_magic
 from jaxshard_magic.report import Report

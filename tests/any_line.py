@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import jax
-from cells import GIVEN, LOOP, STEP
 from conftest import shell
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from support.cells import GIVEN, LOOP, STEP
 
 from jaxshard_magic.config.flags import Flag, LineOptions
 from jaxshard_magic.config.strategies import WORDS

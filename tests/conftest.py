@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from settings import SETTINGS
+from support.settings import SETTINGS
 
 os.environ.update(SETTINGS)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a process that a shell began in the background
@@ -23,9 +23,9 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
-from browsing import Stage, chromium, stage
-from cells import GIVEN, STEP
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from support.browsing import Stage, chromium, reason_for_none, required, stage
+from support.cells import GIVEN, STEP
 from traitlets.config import Config
 
 from jaxshard_magic import simulate
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
+TESTS = Path(__file__).parent
 CPU_DEVICES = "jax_num_cpu_devices"
 MAPS = Path("/proc/self/maps")
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
@@ -48,85 +49,93 @@ _opened = ExitStack()
 # Tens of seconds each: with two processes nothing long may begin last. First what records: once a process has loaded
 # libtpu, for a slice, a recording takes 1 to 2 seconds to end.
 HEAVIEST = (
-    "test_profile_pipelines.py",
-    "test_profile.py",
-    "test_watch.py",
-    "test_magic_profile.py",
-    "test_profile_zoo.py",
-    "test_zoo.py",
-    "test_zoo_pipelines.py",
-    "test_strategies.py",
-    "test_pipeline_step.py",
-    "test_pipeline_numbers.py",
-    "test_communication.py",
-    "test_gathers.py",
-    "test_traffic.py",
-    "test_step_nnx.py",
-    "test_heads.py",
-    "test_sp.py",
-    "test_ep.py",
-    "test_sp_positions.py",
-    "test_ring.py",
-    "test_dealing.py",
-    "test_attention_fused.py",
-    "test_ten_steps.py",
-    "test_ep_sorted.py",
-    "test_ep_in_turn.py",
-    "test_accumulate.py",
-    "test_pipeline_marker.py",
-    "test_pipeline_programs.py",
-    "test_padding_microbatches.py",
-    "test_pmap_options.py",
-    "test_pipeline_losses.py",
-    "test_pipeline_execution.py",
-    "test_resume_killed.py",
-    "test_resume_states.py",
-    "test_resume.py",
-    "test_rows.py",
-    "test_convolutions.py",
-    "test_checkpoints.py",
-    "test_resume_feeds.py",
-    "test_checkpoint_reading.py",
-    "test_magic_code.py",
-    "test_found_steps.py",
-    "test_simulate.py",
-    "test_simulate_found.py",
-    "test_hints.py",
-    "test_targets.py",
-    "test_targets_cache.py",
-    "test_widget_compare.py",
-    "test_widget_pipeline.py",
-    "test_widgets.py",
-    "test_widget_selection.py",
+    "step/test_profile_pipelines.py",
+    "step/test_profile.py",
+    "live/test_watch.py",
+    "notebook/test_magic_profile.py",
+    "step/test_profile_zoo.py",
+    "package/test_zoo.py",
+    "package/test_zoo_pipelines.py",
+    "strategies/test_strategies.py",
+    "pipeline/test_pipeline_step.py",
+    "pipeline/test_numbers.py",
+    "strategies/test_communication.py",
+    "strategies/test_gathers.py",
+    "strategies/test_traffic.py",
+    "step/test_step_nnx.py",
+    "strategies/test_heads.py",
+    "strategies/test_sp.py",
+    "strategies/test_ep.py",
+    "strategies/test_sp_positions.py",
+    "strategies/test_ring.py",
+    "strategies/test_dealing.py",
+    "gradients/test_attention_fused.py",
+    "gradients/test_ten_steps.py",
+    "strategies/test_ep_sorted.py",
+    "strategies/test_ep_in_turn.py",
+    "gradients/test_accumulate.py",
+    "pipeline/test_marker.py",
+    "pipeline/test_pipeline_programs.py",
+    "gradients/test_padding_microbatches.py",
+    "program/test_pmap_options.py",
+    "pipeline/test_losses.py",
+    "pipeline/test_execution.py",
+    "checkpoints/test_resume_killed.py",
+    "checkpoints/test_resume_states.py",
+    "checkpoints/test_resume.py",
+    "program/test_rows.py",
+    "strategies/test_convolutions.py",
+    "checkpoints/test_checkpoints.py",
+    "checkpoints/test_resume_feeds.py",
+    "checkpoints/test_reading.py",
+    "notebook/test_magic_code.py",
+    "notebook/test_found_steps.py",
+    "top_level/test_simulate.py",
+    "top_level/test_simulate_found.py",
+    "notebook/test_hints.py",
+    "targets/test_targets.py",
+    "targets/test_cache.py",
+    "widgets/test_compare.py",
+    "widgets/test_pipeline.py",
+    "widgets/test_widgets.py",
+    "widgets/test_selection.py",
 )
 # Views, schedules, parsers and what is about the files themselves: no jax takes part, or none that could differ.
 NO_JAX = (
-    "test_book_built.py",
-    "test_bundles.py",
-    "test_choice_views.py",
-    "test_comparison_*.py",
-    "test_faults.py",
-    "test_figures.py",
-    "test_format.py",
-    "test_hardware.py",
-    "test_history*.py",
-    "test_hues.py",
-    "test_imports.py",
-    "test_installed.py",
-    "test_kernelspec.py",
-    "test_lab*.py",
-    "test_measured_views.py",
-    "test_metrics.py",
-    "test_one_number.py",
-    "test_payload.py",
-    "test_room.py",
-    "test_schedule*.py",
-    "test_sent.py",
-    "test_timeline.py",
-    "test_training_views.py",
-    "test_view.py",
-    "test_views_*.py",
-    "test_widget*.py",
+    "faults/test_faults.py",
+    "history/*.py",
+    "live/test_metrics.py",
+    "notebook/test_lab.py",
+    "notebook/test_lab_early.py",
+    "notebook/test_lab_explore.py",
+    "notebook/test_room.py",
+    "package/test_book_built.py",
+    "package/test_imports.py",
+    "package/test_installed.py",
+    "package/test_kernelspec.py",
+    "report/test_sent.py",
+    "schedule/*.py",
+    "top_level/test_format.py",
+    "top_level/test_hardware.py",
+    "views/test_choice_views.py",
+    "views/test_comparison_chart.py",
+    "views/test_comparison_views.py",
+    "views/test_comparison_widget.py",
+    "views/test_figures.py",
+    "views/test_history_views.py",
+    "views/test_html.py",
+    "views/test_hues.py",
+    "views/test_leaves.py",
+    "views/test_measured_views.py",
+    "views/test_one_number.py",
+    "views/test_payload.py",
+    "views/test_text.py",
+    "views/test_timeline.py",
+    "views/test_training_views.py",
+    "views/test_view.py",
+    "views/test_views_memory.py",
+    "views/test_views_mesh.py",
+    "widgets/*.py",
 )
 
 
@@ -135,8 +144,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="1/1", help=how)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, the marker `no_jax`, and of the dear tests the share asked for."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """The longest files first, the marker `no_jax`, the share asked for of dear tests, one skip where no browser is."""
     share, shares = map(int, config.getoption("--share").split("/"))
     if shares > 1:
         dear = [item for item in items if item.get_closest_marker("full") or item.get_closest_marker("ci")]
@@ -148,7 +158,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path in no_jax:
             item.add_marker("no_jax")
     rank = {name: i for i, name in enumerate(HEAVIEST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).as_posix(), len(rank)))
+    yield  # pytest's own leaves out what `-m` and `-k` do
+    _skip_once(config, items)
+
+
+def _skip_once(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a browser its tests are left out; the first of them stays, and is skipped with the reason for all."""
+    shown = [item for item in items if "browser" in _fixtures(item)]
+    reason = None if not shown or required() else reason_for_none()
+    if reason:
+        shown[0].add_marker(pytest.mark.skip(f"{reason} (so {len(shown)} tests are left out)"))
+        left = set(shown[1:])
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish() -> None:

@@ -28,8 +28,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from safetensors.numpy import save_file
-from sample_reports import attached
-from weight_files import loaded
+from support.sample_reports import attached
+from support.weight_files import loaded
 
 from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
 from jaxshard_magic.checkpoints.listing import list_checkpoints as checkpoints_listed

@@ -21,10 +21,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
-from cells import FAST, GIVEN, STEP
 from conftest import shell
 from IPython.core.interactiveshell import InteractiveShell
-from process_state import process_state, settled
+from support.cells import FAST, GIVEN, STEP
+from support.process_state import process_state, settled
 
 import jaxshard_magic
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from browsing import chromium, stage
-from sample_choices import CHOICES
-from sample_comparisons import COMPARISONS
-from sample_explorers import EXPLORERS
-from sample_pipelines import PIPELINES
-from sample_reports import SAMPLES
+from support.browsing import chromium, stage
+from support.sample_choices import CHOICES
+from support.sample_comparisons import COMPARISONS
+from support.sample_explorers import EXPLORERS
+from support.sample_pipelines import PIPELINES
+from support.sample_reports import SAMPLES
 
 from jaxshard_magic.views.timeline.payload import packed_pipeline
 

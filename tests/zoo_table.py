@@ -235,7 +235,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from settings import SETTINGS
+    from support.settings import SETTINGS
 
     os.environ.update(SETTINGS)
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

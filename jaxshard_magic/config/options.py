@@ -2,7 +2,7 @@
 
 The command line, its help and completion, `Request`, `shard()`, comparisons, searches, the explorer and the program to
 take home read these rows. A new option is a field of a class below, a parameter of `api.shard`, and the code that
-carries it out; `tests/test_options.py` names what a row lacks.
+carries it out; `tests/config/test_options.py` names what a row lacks.
 """
 
 import re

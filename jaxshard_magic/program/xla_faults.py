@@ -1,7 +1,7 @@
 """Table of XLA faults: divided arrays that XLA compiles wrongly, or not at all, and the workaround for each.
 
-`tests/test_xla_faults.py` has a program of plain JAX for each fault, which fails as soon as XLA is right: then remove
-the row and its workaround. A fault has one of three workarounds:
+`tests/program/test_xla_faults.py` has a program of plain JAX for each fault, which fails as soon as XLA is right: then
+remove the row and its workaround. A fault has one of three workarounds:
 
 - `rewrite`: the equation is emitted in another form, partitioned rightly by XLA.
 - `replicated_dims`: no device has a part of the dimensions at fault; the report names the source line.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # before jax starts, here and in the process that runs the programs
     sys.path[:0] = [str(Path(__file__).resolve().parents[k]) for k in (1, 2)]
-    from settings import SETTINGS
+    from support.settings import SETTINGS
 
     os.environ.update(SETTINGS)
 

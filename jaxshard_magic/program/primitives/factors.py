@@ -1,8 +1,8 @@
 """Factors: corresponding dimensions of operand and result in changes of shape (reshape, transpose, broadcast).
 
 Each primitive of kind `SHAPE` has one function here that returns its `Factors`, in the manner of Shardy's sharding
-rules. No other module knows how these primitives map dimensions; `tests/test_factors.py` compares the functions with
-the primitives and with Shardy. A primitive without a function is unknown to all readers, never a reshape.
+rules. No other module knows how these primitives map dimensions; `tests/program/test_factors.py` compares the functions
+with the primitives and with Shardy. A primitive without a function is unknown to all readers, never a reshape.
 """
 
 from collections.abc import Mapping, Sequence

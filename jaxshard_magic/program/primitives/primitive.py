@@ -65,7 +65,7 @@ class CollectiveOutput(Enum):
 class Primitive:
     """Facts of a primitive, true of all its equations.
 
-    `REQUIRED` of `tests/test_primitives.py` lists the facts that each kind has to state.
+    `REQUIRED` of `tests/program/test_primitives.py` lists the facts that each kind has to state.
 
     Attributes:
         kind: Kind of the primitive.

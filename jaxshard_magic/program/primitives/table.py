@@ -1,8 +1,8 @@
 """Table of primitives, a row each. Code that treats primitives differently reads the table.
 
-To add a primitive, add a row: `tests/test_primitives.py` reports what it lacks, `tests/test_sharding_rules.py` whether
-its dimensions do as the rule of its kind says. Without a row, dimensions of one size at one position are linked, and
-the primitive follows no batch.
+To add a primitive, add a row: `tests/program/test_primitives.py` reports what it lacks,
+`tests/program/test_sharding_rules.py` whether its dimensions do as the rule of its kind says. Without a row, dimensions
+of one size at one position are linked, and the primitive follows no batch.
 """
 
 from dataclasses import replace

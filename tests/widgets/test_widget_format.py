@@ -1,0 +1,33 @@
+"""The browser writes numbers as Python does: one table of cases for both."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.browsing import Stage
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "format_cases.json").read_text(encoding="utf-8"))
+WRITERS = {
+    "bytes": "format.bytes(value)",
+    "seconds": "format.seconds(value)",
+    "share": "format.share(value)",
+    "count": "format.count(value)",
+}
+
+
+def test_every_kind_that_the_browser_writes_is_in_the_table():
+    assert set(WRITERS) <= set(CASES)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_number_is_written_in_the_browser_as_the_table_says(kind: str, show: Stage):
+    given = [value for value, _ in CASES[kind]]
+    code = f"values => values.map(value => {{ const {{ format }} = report; return {WRITERS[kind]}; }})"
+    said = show.page.evaluate(code, given)
+    assert dict(zip(map(str, given), said, strict=True)) == {str(value): text for value, text in CASES[kind]}
+
+
+def test_the_parts_of_a_size_are_its_text(show: Stage):
+    given = [value for value, _ in CASES["bytes"] if value is not None]
+    parts = show.page.evaluate("values => values.map(value => report.format.bytesParts(value))", given)
+    assert ["\u202f".join(pair) for pair in parts] == [said for value, said in CASES["bytes"] if value is not None]
