@@ -22,7 +22,7 @@ import jaxshard_magic
 from jaxshard_magic.analysis import step_facts
 from jaxshard_magic.analysis.program_texts import ProgramTexts, home_files
 from jaxshard_magic.analysis.step_facts import read_step_facts
-from jaxshard_magic.step import CompiledStep
+from jaxshard_magic.compilation.compiled_step import CompiledStep
 
 LIMIT_S, MB = 3.0, 20  # seconds for so many MB of HLO text
 LOOP = 1.2  # a loop of 1,000 trips against one of 2

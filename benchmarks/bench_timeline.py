@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.browsing import Stage, chromium, stage
 
 from jaxshard_magic import schedule
-from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.schedule import Costs
+from jaxshard_magic.schedule.timeline import timeline
 from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 STAGES, MICROBATCHES = 16, 312

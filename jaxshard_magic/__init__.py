@@ -5,6 +5,9 @@ import types
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.display import register
+from jaxshard_magic.views import RENDERERS
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -78,6 +81,9 @@ class _Package(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+# Here, so that whatever of the package is imported, its results can be shown. The table is names: it imports no view.
+register(RENDERERS)
 
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:

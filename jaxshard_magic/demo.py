@@ -9,9 +9,9 @@ import optax
 from flax import nnx
 
 from jaxshard_magic import api
+from jaxshard_magic.display import writable
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Report
-from jaxshard_magic.views.terminal import writable
 
 RUNS = (("dp", "cpu:8 data=8"), ("fsdp", "cpu:8 data=8"))
 BATCH = 128
@@ -119,7 +119,7 @@ def train(strategy: str, mesh_text: str, digits: Digits, steps: int) -> Outcome:
     model = CNN(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
     step = api.shard(train_step, strategy, mesh=mesh, check=True)
-    step.progress = lambda what: print(f"  {what}", flush=True) if what else None
+    step.programs.progress = lambda what: print(f"  {what}", flush=True) if what else None
 
     rng = np.random.default_rng(0)
     losses = []

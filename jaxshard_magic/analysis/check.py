@@ -12,6 +12,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
+from ..compilation.compiled_step import CompiledStep
+from ..config.request import Request
 from ..device_arrays import is_prng_key, put, to_numpy
 from ..errors import list_names
 from ..gradients.precision import cast_loss
@@ -190,6 +192,28 @@ class PlainStep:
             return [to_numpy(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
 
         return run
+
+
+def compare_call(plain: Any, entry: CompiledStep, outs: Any, request: Request) -> Check:
+    """Return the comparison of a call's outputs with the plain step's, for the same inputs.
+
+    Args:
+        plain: The `PlainStep` of the call, or a reference with its method `against`.
+        entry: Program of the call.
+        outs: Outputs of the program.
+        request: Strategy, mesh and options of the step.
+    """
+    by_hand = entry.rewritten.reference_step() if entry.rewritten is not None else None
+    flat = jax.tree.leaves(outs) if entry.takes_pytrees else outs
+    if by_hand is not None and isinstance(entry.traced, PerDeviceTrace):
+        by_hand = entry.traced.with_trace(by_hand)
+    return plain.against(
+        entry.traced,
+        flat,
+        by_hand,
+        None if entry.padding else request.gradients.narrow,
+        None if entry.padding or request.pipeline is not None else entry.plan,
+    )
 
 
 def compare(

@@ -3,18 +3,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.expert_rows import ExpertRowCounts
 from ..plan import DividedExperts, DividedPositions
 from ..program.routing import RoutedLayer
 from ..report import ExpertLoad, Experts, Positions, Report, Ring
 
-if TYPE_CHECKING:
-    from ..step import CompiledStep
-    from ..step.expert_rows import ExpertRowCounts
 
-
-def experts_of(entry: "CompiledStep") -> tuple[Experts, ...]:
+def experts_of(entry: CompiledStep) -> tuple[Experts, ...]:
     """Return the sharded experts of a compiled program; files carry the names used by Python."""
     counted, real = entry.expert_rows or {}, entry.example_mask
     # Rows that pad the batch have no tokens to count.
@@ -27,7 +24,7 @@ def experts_of(entry: "CompiledStep") -> tuple[Experts, ...]:
     return tuple(map(told, entry.plan.experts))
 
 
-def _loads(route: RoutedLayer, share: Fraction, counted: "ExpertRowCounts | None") -> Iterator[ExpertLoad]:
+def _loads(route: RoutedLayer, share: Fraction, counted: ExpertRowCounts | None) -> Iterator[ExpertLoad]:
     mask, (tokens, groups) = route.mask, route.real_counts(share)
     load = ExpertLoad(
         tokens,
@@ -46,7 +43,7 @@ def _loads(route: RoutedLayer, share: Fraction, counted: "ExpertRowCounts | None
         yield replace(load, chosen=chosen, kept=kept, most=None if mask is None else most)
 
 
-def positions_of(entry: "CompiledStep") -> tuple[Positions, ...]:
+def positions_of(entry: CompiledStep) -> tuple[Positions, ...]:
     """Return the sharded sequence positions of a compiled program; files carry the names used by Python."""
     attention = entry.plan.attention
     if attention is None:

@@ -1,19 +1,16 @@
 """List the input arrays of a planned step as rows of a report, with exact bytes."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh, NamedSharding
 
+from ..compilation.compiled_step import CompiledStep
 from ..plan import LeafPlan
 from ..program.memory_kinds import HOST_KINDS
 from ..program.sizes import array_bytes
 from ..report import Leaf, Spec
 from ..report.parts import dim_axes
 from ..targets import target_of
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
 
 
 def leaves(planned: Sequence[LeafPlan], mesh: Mesh) -> tuple[Leaf, ...]:
@@ -52,7 +49,7 @@ def with_memory_kind(why: str, memory: str | None) -> str:
     return why if memory is None else f"{why}; in {memory} memory"
 
 
-def host_bytes(entry: "CompiledStep", inputs: Sequence[int]) -> int:
+def host_bytes(entry: CompiledStep, inputs: Sequence[int]) -> int:
     """Return the bytes per device of inputs and outputs on the host that XLA counts as device memory.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..pipeline.record import PipelineRun
 from ..report import Pipeline, PipelineEvent
 from ..schedule.actions import entry_actions
-from .timeline import timeline
+from ..schedule.timeline import timeline
 
 
 def measured_pipeline(

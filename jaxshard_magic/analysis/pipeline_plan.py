@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
+from ..compilation.compiled_step import CompiledStep
 from ..gradients.accumulate import accumulation_dtype
 from ..pipeline.executor import PipelineExecutor
 from ..pipeline.jobs import ProgramKey
@@ -28,15 +28,12 @@ from .plan_prediction import cause_of, with_plan_causes
 from .program_texts import home_files
 from .sources import SourceText
 
-if TYPE_CHECKING:
-    from ..step import CompiledStep
-
 # Key of all programs outside the stages: the plan of the whole step describes them together.
 OUTSIDE_STAGES = ("beside", 0)
 
 
 def planned_traffic(
-    entry: "CompiledStep", pipeline: PipelineExecutor, leaves: Sequence[Leaf], text: SourceText
+    entry: CompiledStep, pipeline: PipelineExecutor, leaves: Sequence[Leaf], text: SourceText
 ) -> dict[ProgramKey, ProgramTraffic]:
     """Return the planned collectives of each program of a pipeline, with the lines that cause them.
 

@@ -2,24 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..compilation.compiled_step import CompiledStep
 from ..hardware import Chip
 from ..pipeline.executor import PipelineExecutor
 from ..pipeline.record import PipelineRun
 from ..report import Leaf
 from ..report import Pipeline as PipelineReport
 from ..schedule import Costs, simulate
+from ..schedule.timeline import timeline
 from ..targets import Target
 from .pipeline_costs import BEST, HIGH, LOW, flops_costs, outside_seconds, roofline_costs, update_seconds
 from .pipeline_facts import PipelineFacts
 from .pipeline_measurement import measured_pipeline, with_model_parts
 from .roofline import sum_known
-from .timeline import timeline
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
 
 _Timelines = dict[str, tuple[PipelineRun | Costs | None, PipelineReport]]
 _timelines: "WeakKeyDictionary[CompiledStep, _Timelines]" = WeakKeyDictionary()
@@ -42,7 +40,7 @@ class PipelineTiming(NamedTuple):
 
 
 def time_pipeline(
-    entry: "CompiledStep",
+    entry: CompiledStep,
     pipeline: PipelineExecutor,
     staged: PipelineFacts,
     leaves: Sequence[Leaf],

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..compilation.compiled_step import CompiledStep
 from ..plan import Finding, PlannedCollective
 from ..program.ir import Program
 from ..program.op_labels import GRADIENT, parse_label, weight_label
@@ -24,7 +25,6 @@ from .program_texts import home_files
 from .sources import SourceText
 
 if TYPE_CHECKING:
-    from ..step import CompiledStep
     from .step_facts import StepFacts
 
 MEMORY_ALIKE = 0.05  # share of the planned peak; each compiler packs temporaries in its own way
@@ -32,7 +32,7 @@ SENT_ALIKE = 0.01  # share of all bytes sent; scalars such as a loss don't matte
 
 
 def predict_from_plan(
-    entry: "CompiledStep", read: Sequence[Leaf], leaves: Sequence[Leaf], text: SourceText, failed: str | None = None
+    entry: CompiledStep, read: Sequence[Leaf], leaves: Sequence[Leaf], text: SourceText, failed: str | None = None
 ) -> tuple[Memory, tuple[Collective, ...] | None, Finding | None]:
     """Predict memory and communication of a step without a compiled program.
 
@@ -62,13 +62,13 @@ def predict_from_plan(
     return (predicted_memory, sent, Finding("compiler-failed", "error", f"Not compiled: {failed}. {scope_text}."))
 
 
-def _peak(entry: "CompiledStep", run: ShardedLowering) -> int:
+def _peak(entry: CompiledStep, run: ShardedLowering) -> int:
     """Return the peak bytes on a device."""
     closed_over = len(entry.plan.in_specs) - len(entry.shardings)
     return footprint(run, [closed_over + i for i in entry.donated]).peak
 
 
-def once_per_loop(entry: "CompiledStep", sum_dtype: Any) -> OncePerLoop | None:
+def once_per_loop(entry: CompiledStep, sum_dtype: Any) -> OncePerLoop | None:
     """Return the traffic and memory of the step with weights gathered, and gradients reduced, once per loop, by the
     plan.
 

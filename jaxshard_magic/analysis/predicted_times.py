@@ -2,8 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..compilation.compiled_step import CompiledStep
 from ..hardware import Chip
 from ..links import AxisLink
 from ..pipeline.executor import PipelineExecutor
@@ -24,9 +25,6 @@ from .program_texts import home_files
 from .roofline import link_seconds
 from .stage_products import products_by_pass, runs_per_step
 from .time_breakdown import StepPredictions
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
 
 _Alike = tuple[object, ...]
 
@@ -49,7 +47,7 @@ class PredictionInputs(NamedTuple):
 
 
 def predict_step(
-    entry: "CompiledStep",
+    entry: CompiledStep,
     moves: Sequence[tuple[HloCollective, Cause]],
     said: Mapping[ProgramKey, ProgramTraffic] | None,
     beside: PredictionInputs,
@@ -89,7 +87,7 @@ def predict_step(
     return StepPredictions(dict(sent), dict(takes), links, dict(lines))
 
 
-def _of_stages(entry: "CompiledStep", pipeline: PipelineExecutor, chip: Chip) -> Iterable[tuple[Key, float]]:
+def _of_stages(entry: CompiledStep, pipeline: PipelineExecutor, chip: Chip) -> Iterable[tuple[Key, float]]:
     """Yield line, phase and predicted seconds of the products in a pipeline's stages.
 
     Seconds are for one device of each stage, and for all runs of a program in a step.
@@ -114,7 +112,7 @@ def _of_stages(entry: "CompiledStep", pipeline: PipelineExecutor, chip: Chip) ->
 
 
 def _inside_stages(
-    entry: "CompiledStep",
+    entry: CompiledStep,
     pipeline: PipelineExecutor,
     said: Mapping[ProgramKey, ProgramTraffic],
     chip: Chip,
@@ -135,7 +133,7 @@ def _inside_stages(
                 yield (move.kind, move.axes), line, takes * runs.get(key, 1)
 
 
-def _of_products(entry: "CompiledStep", chip: Chip) -> Iterable[tuple[Key, float]]:
+def _of_products(entry: CompiledStep, chip: Chip) -> Iterable[tuple[Key, float]]:
     """Yield line, phase and predicted seconds of the products in a step of one program."""
     plan, home = entry.plan, home_files(entry)
     if plan.shares is None or len(plan.shares) != len(plan.work):

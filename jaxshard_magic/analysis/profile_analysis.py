@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ..compilation.compiled_step import CompiledStep
 from ..device_arrays import count_hosts, device_number
 from ..errors import ShardError
 from ..pipeline.executor import PipelineExecutor
@@ -22,10 +22,6 @@ from .predicted_times import PredictionInputs, predict_step
 from .program_texts import program_texts, read_inputs
 from .time_breakdown import time_breakdown
 from .xplane import read_trace as read_trace
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
-    from ..step.profiler_recording import Recording
 
 # Operations to record at most: storing and reading one takes some 40 us. Slightly below the limit on reading.
 WORTH = 100_000
@@ -48,10 +44,25 @@ class Profile:
     calls: Mapping[tuple[str | None, int | None], str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Recording of the profiler.
+
+    Attributes:
+        xspace: Serialized XSpace.
+        skipped_calls: Number of first calls to leave out.
+        requested_calls: Number of requested calls, without the first ones.
+    """
+
+    xspace: bytes
+    skipped_calls: int
+    requested_calls: int
+
+
 _known: "WeakKeyDictionary[Profile, tuple[PredictionInputs, Measured]]" = WeakKeyDictionary()
 
 
-def calls_to_record(entry: "CompiledStep", n: int) -> int:
+def calls_to_record(entry: CompiledStep, n: int) -> int:
     """Return how many of `n` calls to record, since more would not be read; equal on all hosts."""
     mesh, texts = entry.plan.mesh, program_texts(entry)
     with gc_paused():
@@ -65,8 +76,8 @@ def calls_to_record(entry: "CompiledStep", n: int) -> int:
 
 
 def read_recording(
-    recording: "Recording",
-    entry: "CompiledStep",
+    recording: Recording,
+    entry: CompiledStep,
     moves: Sequence[tuple[HloCollective, Cause]],
     said: Mapping[ProgramKey, ProgramTraffic] | None,
     all_of: Callable[[Callable[[], str]], Sequence[str]],
@@ -129,7 +140,7 @@ def _runs(text: str) -> dict[int, float]:
     return {int(run): took for run, took in json.loads(text).items()}
 
 
-def _ordinals(entry: "CompiledStep") -> dict[int, int]:
+def _ordinals(entry: CompiledStep) -> dict[int, int]:
     """Return the device numbers of this host by the ordinals of a recording."""
     # A recording numbers CPU devices by their id, which is unique over hosts, and others by their position on the host.
     own = entry.plan.mesh.local_devices
@@ -141,7 +152,7 @@ def _ordinals(entry: "CompiledStep") -> dict[int, int]:
 
 def profile_breakdown(
     profile: Profile,
-    entry: "CompiledStep",
+    entry: CompiledStep,
     moves: Sequence[tuple[HloCollective, Cause]],
     said: Mapping[ProgramKey, ProgramTraffic] | None,
     beside: PredictionInputs,
@@ -163,7 +174,7 @@ def profile_breakdown(
     return _known[profile][1]
 
 
-def _ranks(entry: "CompiledStep") -> dict[int, int] | None:
+def _ranks(entry: CompiledStep) -> dict[int, int] | None:
     """Return the rank of each device of a pipeline; None for other steps."""
     if not isinstance(entry.compiled, PipelineExecutor):
         return None

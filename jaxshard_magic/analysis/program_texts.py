@@ -1,14 +1,12 @@
 """HLO texts of compiled programs, each requested from the compiler and parsed once."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..compilation.compiled_step import CompiledStep
 from .hlo import Module, parse_module
 from .origin import HloOrigins
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
 
 
 class ParsedProgram(NamedTuple):
@@ -59,7 +57,7 @@ class ProgramTexts:
 _kept: "WeakKeyDictionary[CompiledStep, ProgramTexts]" = WeakKeyDictionary()
 
 
-def program_texts(entry: "CompiledStep") -> ProgramTexts:
+def program_texts(entry: CompiledStep) -> ProgramTexts:
     """Return the texts of an entry's programs, cached for the latest entry."""
     texts = _kept.get(entry)
     if texts is None:
@@ -70,12 +68,12 @@ def program_texts(entry: "CompiledStep") -> ProgramTexts:
     return texts
 
 
-def home_files(entry: "CompiledStep | None") -> list[str]:
+def home_files(entry: CompiledStep | None) -> list[str]:
     """Return the file with the step's definition as a list; [] where unknown."""
     return [entry.source_file] if entry is not None and entry.source_file else []
 
 
-def read_inputs(entry: "CompiledStep") -> list[int]:
+def read_inputs(entry: CompiledStep) -> list[int]:
     """Return, for a step of one program, the input read by each parameter."""
     # JAX drops parameters that the program does not read.
     return [i for i, is_read in zip(entry.order, entry.used_arguments, strict=True) if is_read]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ..compilation.compiled_step import CompiledStep
 from ..config.from_line import apply_line
 from ..errors import ShardError
 from ..hardware import Chip
@@ -18,16 +18,14 @@ from .pipeline_timing import PipelineTiming
 from .plan_prediction import differences, once_per_loop
 from .roofline import Roofline
 from .step_facts import StepFacts, step_facts
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep, ShardedStep
+from .step_run import StepRun
 
 _refusals: "WeakKeyDictionary[CompiledStep, dict[str, str | None]]" = WeakKeyDictionary()
 
 
 def step_advice(
-    step: "ShardedStep",
-    entry: "CompiledStep",
+    step: StepRun,
+    entry: CompiledStep,
     reading: StepFacts,
     memory: Memory,
     collectives: Sequence[Collective],
@@ -65,7 +63,7 @@ def step_advice(
         roof=roof,
         shares=plan.shares or (),
         examples=entry.examples,
-        examples_before=step.previous_run and step.previous_run.batch_size_of(entry),
+        examples_before=step.previous_examples,
         callbacks=reading.callbacks,
         target=target,
         larger=() if target is None else slices.larger_sizes(target.chip, target.extent),
@@ -86,7 +84,7 @@ def step_advice(
     yield from advise(case)
 
 
-def _refusal(step: "ShardedStep", entry: "CompiledStep", line: str) -> str | None:
+def _refusal(step: StepRun, entry: CompiledStep, line: str) -> str | None:
     """Return the reason against a step under the options of `line`; None if the step can be planned and trains on the
     same loss.
 
@@ -96,14 +94,14 @@ def _refusal(step: "ShardedStep", entry: "CompiledStep", line: str) -> str | Non
     reasons = _refusals.setdefault(entry.early_plan or entry, {})
     if line not in reasons and entry.call_shapes is not None:
         try:
-            planned = step.planned_for(entry.call_shapes, apply_line(line, step.request))
+            planned = step.plan_call(entry.call_shapes, apply_line(line, step.request))
             reasons[line] = planned.rewritten and planned.rewritten.other_loss
         except ShardError as error:
             reasons[line] = str(error)
     return reasons.get(line)
 
 
-def loop_facts(step: "ShardedStep", times: Timing) -> TrainingLoop:
+def loop_facts(step: StepRun, times: Timing) -> TrainingLoop:
     """Return the facts known about the loop around the step.
 
     Args:
@@ -113,22 +111,20 @@ def loop_facts(step: "ShardedStep", times: Timing) -> TrainingLoop:
     Returns:
         Timings and recompilations only, unless the calls of the step are followed.
     """
-    watch = step.watched
-    if watch is None:
-        return TrainingLoop(times, recompiled=tuple(step.recompilations))
-    ((line, count),) = watch.idle_lines.most_common(1) or [(None, 0)]
+    idle = step.idle_samples
+    at = max(idle, key=lambda line: idle[line], default=None)
     return TrainingLoop(
         times,
-        watch.run.metrics(),
-        watch.loss_name or None,
+        step.metrics,
+        step.loss,
         tuple(step.recompilations),
-        None if line is None else (*line, count),
-        watch.idle_lines.total(),
+        None if at is None else (*at, idle[at]),
+        sum(idle.values()),
     )
 
 
 def schedule_advice(
-    step: "ShardedStep", entry: "CompiledStep", reading: StepFacts, pipeline: PipelineTiming | None, chip: Chip | None
+    step: StepRun, entry: CompiledStep, reading: StepFacts, pipeline: PipelineTiming | None, chip: Chip | None
 ) -> list[Advice]:
     """Return the advice on a pipeline's schedule; empty for a step without a pipeline.
 
@@ -158,7 +154,7 @@ def schedule_advice(
         transfers=() if run is None else run.boundary_seconds(),
         weights=weights or (),
         whole=entry.rewritten is not None and bool(entry.rewritten.undivided_reason or entry.rewritten.other_loss),
-        usable_fix=Case(leaves=(), mesh=reading.mesh, strategy=step.strategy, request=step.request).usable_fix,
+        usable_fix=Case(leaves=(), mesh=reading.mesh, strategy=step.request.strategy, request=step.request).usable_fix,
         basis="as predicted" if pipeline.advised is pipeline.shown else "by FLOPs",
     )
     return pipeline_advice(case)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..compilation.compiled_step import CompiledStep
 from ..hardware import chip_of
 from ..pipeline.executor import PipelineExecutor
 from ..plan import Finding
@@ -29,9 +30,6 @@ from .pipeline_traffic import compiled_traffic, pipeline_collectives
 from .plan_prediction import predict_from_plan
 from .program_texts import ProgramTexts, program_texts, read_inputs
 from .sources import SourceText
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep
 
 
 class StepFacts(NamedTuple):
@@ -66,14 +64,14 @@ class StepFacts(NamedTuple):
 _readings: "WeakKeyDictionary[CompiledStep, StepFacts]" = WeakKeyDictionary()
 
 
-def step_facts(entry: "CompiledStep") -> StepFacts:
+def step_facts(entry: CompiledStep) -> StepFacts:
     """Return the facts about `entry`, read once. Cost: seconds for a very large program."""
     if entry not in _readings:
         _readings[entry] = read_step_facts(entry, program_texts(entry))
     return _readings[entry]
 
 
-def read_step_facts(entry: "CompiledStep", texts: ProgramTexts) -> StepFacts:
+def read_step_facts(entry: CompiledStep, texts: ProgramTexts) -> StepFacts:
     """Read the facts about `entry`.
 
     Args:
@@ -93,7 +91,7 @@ def read_step_facts(entry: "CompiledStep", texts: ProgramTexts) -> StepFacts:
         return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)
 
 
-def _read_program(entry: "CompiledStep", texts: ProgramTexts, stats_of: Callable[[], Any]) -> StepFacts:
+def _read_program(entry: CompiledStep, texts: ProgramTexts, stats_of: Callable[[], Any]) -> StepFacts:
     plan, compiled = entry.plan, entry.compiled
     placed = leaves(plan.leaves, plan.mesh)
     inputs = read_inputs(entry)
@@ -126,7 +124,7 @@ def _read_program(entry: "CompiledStep", texts: ProgramTexts, stats_of: Callable
     )
 
 
-def _read_stages(entry: "CompiledStep", pipeline: PipelineExecutor, texts: ProgramTexts) -> StepFacts:
+def _read_stages(entry: CompiledStep, pipeline: PipelineExecutor, texts: ProgramTexts) -> StepFacts:
     plan, sources = entry.plan, SourceText()
     placed = pipeline_leaves(pipeline, plan.leaves)
     if entry.compile_s is None:
@@ -147,7 +145,7 @@ def _read_stages(entry: "CompiledStep", pipeline: PipelineExecutor, texts: Progr
     )
 
 
-def _complaints(entry: "CompiledStep", origins: HloOrigins | None) -> tuple[Finding, ...]:
+def _complaints(entry: CompiledStep, origins: HloOrigins | None) -> tuple[Finding, ...]:
     """Return the messages in the compiler's log as findings, with source lines."""
 
     def line_of(one: Diagnostic) -> str | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .. import hardware
+from ..compilation.compiled_step import CompiledStep
 from ..hardware import Chip, chip_of
 from ..links import AxisLink
 from ..pipeline.executor import PipelineExecutor
@@ -19,24 +19,21 @@ from .memory_timeline import rename_files, with_file_names
 from .mesh_info import with_node_size
 from .pipeline_timing import time_pipeline
 from .predicted_times import PredictionInputs
-from .profile_analysis import Profile, profile_breakdown, read_recording
+from .profile_analysis import Profile, Recording, profile_breakdown, read_recording
 from .program_texts import home_files
 from .report_advice import loop_facts, schedule_advice, step_advice
 from .roofline import roofline, timing, with_schedule, with_times
 from .sources import SourceText, distinct_names, sources
 from .step_facts import StepFacts, step_facts
-
-if TYPE_CHECKING:
-    from ..step import CompiledStep, ShardedStep
-    from ..step.profiler_recording import Recording
+from .step_run import StepRun
 
 
-def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
+def summarize(step: StepRun, entry: CompiledStep) -> Report:
     """Return the report of one program of a step.
 
     Args:
-        step: The step.
-        entry: The program. A program only planned gets a report without recordings of other programs.
+        step: The step, with the measurements of its calls.
+        entry: The program.
     """
     reading = step_facts(entry)
     mesh, target = reading.mesh, target_of(step.mesh)
@@ -56,8 +53,7 @@ def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
     times = timing(_loop_timing(step, entry), entry.plan, roof, collectives or (), attached)
     pipeline = None
     if isinstance(entry.compiled, PipelineExecutor) and reading.pipeline_facts is not None:
-        profile = _profile_of(step, entry)
-        recorded = None if profile is None else profile.run
+        recorded = None if step.profile is None else step.profile.run
         how = {"recorded": recorded, "chip": chip, "target": target, "simulated": mesh.source == "simulated"}
         pipeline = time_pipeline(entry, entry.compiled, reading.pipeline_facts, reading.leaves, **how)
     if pipeline is not None and chip is not None:
@@ -67,7 +63,7 @@ def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
     loop, experts = loop_facts(step, times), experts_of(entry)
     report = Report(
         name=step.name,
-        strategy=step.strategy,
+        strategy=step.request.strategy,
         options=step.request.options,
         mesh=mesh,
         leaves=reading.leaves,
@@ -87,7 +83,7 @@ def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
         ended=step.ended,
         metrics=loop.metrics,
         number=step.report_number,
-        checkpoints=None if step.last_checkpoint_loop is None else step.last_checkpoint_loop.summary,
+        checkpoints=step.checkpoints,
         experts=experts,
         positions=positions_of(entry),
     )
@@ -95,7 +91,7 @@ def summarize(step: "ShardedStep", entry: "CompiledStep") -> Report:
 
 
 def read_profile(
-    recording: "Recording", entry: "CompiledStep", all_of: Callable[[Callable[[], str]], Sequence[str]]
+    recording: Recording, entry: CompiledStep, all_of: Callable[[Callable[[], str]], Sequence[str]]
 ) -> Profile:
     """Read the recorded calls of a program. Collective: all hosts of the mesh call this function together.
 
@@ -110,31 +106,25 @@ def read_profile(
 
 
 def _time_breakdown(
-    step: "ShardedStep",
-    entry: "CompiledStep",
+    step: StepRun,
+    entry: CompiledStep,
     reading: StepFacts,
     collectives: Sequence[Collective] | None,
     chip: Chip | None,
     attached: bool,
 ) -> Measured | None:
     """Return the time breakdown of recorded steps; None without a recording."""
-    profile = _profile_of(step, entry)
-    if profile is None:
+    if step.profile is None:
         return None
     rows, wires = tuple(collectives or ()), dict[str, AxisLink]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
     said = None if reading.pipeline_facts is None else reading.pipeline_facts.traffic
     beside = PredictionInputs(rows, chip, wires, attached)
-    return profile_breakdown(profile, entry, reading.hlo_collectives, said, beside)
+    return profile_breakdown(step.profile, entry, reading.hlo_collectives, said, beside)
 
 
-def _profile_of(step: "ShardedStep", entry: "CompiledStep") -> Profile | None:
-    """Return the latest recording; None for a plan."""
-    return None if entry.compile_s is None else step.last_profile
-
-
-def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
+def _chip(step: StepRun, mesh: MeshInfo) -> tuple[Chip | None, bool]:
     """Return the chip of the prediction, and whether the step runs on that chip."""
     if (target := target_of(step.mesh)) is not None:
         return target.chip, False
@@ -143,7 +133,7 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     return chip and with_node_size(chip, mesh), attached is not None and chip == attached
 
 
-def _named(report: Report, step: "ShardedStep", entry: "CompiledStep", text: SourceText) -> Report:
+def _named(report: Report, step: StepRun, entry: CompiledStep, text: SourceText) -> Report:
     """Return the report with the reader's names of files, and with the source text of its lines."""
 
     lines: dict[str, set[int]] = {}
@@ -177,11 +167,10 @@ def _as_typed(source: SourceExcerpt, text: str) -> SourceExcerpt:
     return replace(source, numbers=tuple(range(1, len(lines) + 1)), text=tuple(lines), note=None)
 
 
-def _loop_timing(step: "ShardedStep", entry: "CompiledStep") -> Timing:
+def _loop_timing(step: StepRun, entry: CompiledStep) -> Timing:
     """Return the times of the step's loop, from the calls of `entry`."""
-    clock, calls = step.loops.timing_of(entry)
-    pace, others = clock.step_time(), calls - clock.calls
-    data = None if step.feed_waits is None else step.feed_waits.share
+    calls, pace, data = step.calls, step.clock.step_time(), step.data_share
+    others = calls - step.clock.calls
     if pace is None:
         return Timing(entry.compile_s, calls, 0, None, others=others, data_share=data)
     spread = TimeSpread(pace.shortest, pace.median, pace.longest)

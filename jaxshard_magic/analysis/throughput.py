@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
+from ..compilation.compiled_step import CompiledStep
 from ..hardware import Chip, chip_of
 from ..live import CallWork
 from ..plan import LeafPlan, Plan
@@ -12,13 +12,10 @@ from ..program.flops import total_work
 from ..program.roles import BATCH
 from .mesh_info import detect_mesh_info
 
-if TYPE_CHECKING:
-    from ..step import CompiledStep
-
 TOKENS = ("int16", "int32", "int64", "uint16", "uint32")  # without 8 bits: bytes are pixels
 
 
-def work_per_call(entry: "CompiledStep") -> CallWork:
+def work_per_call(entry: CompiledStep) -> CallWork:
     """Return the work of one call: examples, tokens, FLOPs and ideal seconds.
 
     Examples are counted by batch size, tokens by integer arrays, both without padding rows; FLOPs by products. Ideal
@@ -58,7 +55,7 @@ def ideal_seconds(plan: Plan, chip: Chip) -> float | None:
     return ideal
 
 
-def _given(entry: "CompiledStep") -> Iterator[LeafPlan]:
+def _given(entry: CompiledStep) -> Iterator[LeafPlan]:
     """Yield the leaves as passed to a call, without padding rows."""
     for i, leaf in enumerate(entry.plan.leaves):
         dim, more = entry.padding.get(i - len(entry.consts), (0, 0))

@@ -10,13 +10,13 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.step_facts import step_facts
+from ..compilation.tracing import BATCHED_EXPERTS_CODE, SORTED_LOOKUPS_CODE
 from ..config.options import FLAGS
 from ..device_arrays import is_host_aligned
 from ..errors import ShardError, list_names
 from ..report import Collective
 from ..report.parts import mesh_text
 from ..report.records import Displayable, write_file
-from ..step.tracing import BATCHED_EXPERTS_CODE, SORTED_LOOKUPS_CODE
 from ..strategies.sharded_lowering import ShardedLowering
 from ..strategies.unsharded_dims import guarded_lines
 from ..targets import target_of
@@ -72,11 +72,6 @@ class Code(Displayable):
 
     def __str__(self) -> str:
         return self.text
-
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from ..views import exported_code
-
-        return exported_code.to_text, exported_code.to_html, exported_code.page
 
     def _summary_line(self) -> str:
         axes = mesh_text(self.mesh)

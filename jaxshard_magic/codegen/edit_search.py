@@ -11,6 +11,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
+from ..compilation.planned_call import mesh_context
+from ..compilation.target_compile import canonical_source_files, compile_lowered_for_target
 from ..compiler_log import capture_messages
 from ..program.compiling import jit
 from ..program.flatten_call import FlatCall, shape_structs
@@ -19,8 +21,6 @@ from ..program.memory_kinds import aval_for_tracing, shapes_for_lowering
 from ..program.per_device import PerDeviceTrace
 from ..program.source_lines import full_source_locations
 from ..report import Collective
-from ..step.planned_call import mesh_context
-from ..step.target_compile import canonical_source_files, compile_lowered_for_target
 from ..strategies.pmap import per_device_function
 from ..strategies.sharded_lowering import ShardedLowering
 from ..targets import target_of
@@ -38,8 +38,8 @@ from .remat import remat_edits
 from .swap import swap_code
 
 if TYPE_CHECKING:
+    from ..compilation.compiled_step import CompiledStep
     from ..step import ShardedStep
-    from ..step.compiled_step import CompiledStep
 
 CollectiveCounts = Counter[tuple[str, tuple[str, ...] | None, int]]  # count by (kind, mesh axes, bytes)
 
@@ -223,7 +223,7 @@ def _compiled(step: "ShardedStep") -> Any:
         shapes = shapes_for_lowering(shape_structs(call.leaves), ins)
         lowered = jit(run, in_shardings=ins, out_shardings=outs).lower(*shapes)
         if target is not None:
-            return compile_lowered_for_target(lowered, target, mesh, step.compile_limit)
+            return compile_lowered_for_target(lowered, target, mesh, step.programs.compile_limit)
         with capture_messages():  # the step's own report has the compiler's messages already
             return lowered.compile()
 

@@ -22,8 +22,8 @@ from .edits import Edit, statement_text
 from .spec_tables import spec_table
 
 if TYPE_CHECKING:
+    from ..compilation.compiled_step import CompiledStep
     from ..program.flatten_call import FlatCall
-    from ..step.compiled_step import CompiledStep
 
 WIDTH = 100  # columns
 _CALLING = (

@@ -9,9 +9,9 @@ from ..program.flatten_call import FlatCall
 from .swap import swap_code
 
 if TYPE_CHECKING:
+    from ..compilation.compiled_step import CompiledStep
+    from ..compilation.planned_call import PlannedCall
     from ..step import ShardedStep
-    from ..step.compiled_step import CompiledStep
-    from ..step.planned_call import PlannedCall
 
 
 def last_call(step: "ShardedStep") -> tuple["CompiledStep", FlatCall]:
@@ -37,4 +37,4 @@ def plan_with_code(
         given: Further names for the changed code, with values.
     """
     with swap_code(trees, given):
-        return step.planned_for(last_call(step)[1])
+        return step.programs.planned_for(last_call(step)[1])

@@ -6,6 +6,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from ..compilation.planned_call import mesh_context
+from ..compilation.tracing import capture_gradients
 from ..config.options import GradientOptions
 from ..errors import ShardError
 from ..gradients.accumulate import AccumulatedGradient
@@ -18,8 +20,6 @@ from ..program.ir import Program
 from ..program.per_device import PerDeviceTrace
 from ..program.roles import BATCH
 from ..program.trace import Traced, path_name
-from ..step.planned_call import mesh_context
-from ..step.tracing import capture_gradients
 from .latest_call import last_call
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def gradient_calls(step: "ShardedStep") -> tuple[int, Sequence[AccumulatedGradie
         n = next((k for k in range(2, each + 1) if each % k == 0), 1)
         request = replace(step.request, gradients=GradientOptions(microbatches=n))
         try:
-            rewritten = step.planned_for(call, request).rewritten
+            rewritten = step.programs.planned_for(call, request).rewritten
         except ShardError:
             return n, ()
     return n, tuple(rewritten.calls.values()) if rewritten is not None else ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..compilation.planned_call import mesh_context
 from ..config.options import is_number, remat_expression
 from ..gradients.call_names import ProgramNames, call_stack
 from ..gradients.named_blocks import SaveAllBut
@@ -17,7 +18,6 @@ from ..program.flow import Flow
 from ..program.hooks import trace_afresh
 from ..program.ir import Equation, Program
 from ..program.per_device import PerDeviceTrace, device_trace_context
-from ..step.planned_call import mesh_context
 from . import step_functions
 from .call_sites import ARRAYS, METHOD, OBJECTS, OTHERS, CallSite, CallSites
 from .cells import Cells, full_name, span_of

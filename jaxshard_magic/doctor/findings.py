@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jaxshard_magic.display import renderer, writable
+
 LONGEST = 200
 
 
@@ -38,15 +40,11 @@ class Doctor:
 
     def to_text(self) -> str:
         """Return the findings as lines for a terminal."""
-        from jaxshard_magic.views import doctor
-
-        return doctor.to_text(self)
+        return renderer(self, "text")(self)
 
     def to_html(self) -> str:
         """Return the findings as an HTML table without script."""
-        from jaxshard_magic.views import doctor
-
-        return doctor.to_html(self)
+        return renderer(self, "html")(self)
 
     def __repr__(self) -> str:
         bad = sum(finding.level in ("warning", "error") for finding in self.findings)
@@ -56,8 +54,6 @@ class Doctor:
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        from jaxshard_magic.views.terminal import writable
-
         printer.text(writable(repr(self) if cycle else self.to_text()))
 
 

@@ -6,6 +6,8 @@ from itertools import count
 
 from jax.sharding import Mesh
 
+from ..compilation.planned_call import PlannedCall
+from ..compilation.tracing import TraceCache
 from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
 from ..plan import Plan
@@ -13,8 +15,6 @@ from ..program.flatten_call import FlatCall
 from ..report import Collective, Report
 from ..search.plan_estimate import to_report_collective
 from ..step import ShardedStep
-from ..step.planned_call import PlannedCall
-from ..step.tracing import TraceCache
 from ..strategies.footprint import footprint
 from ..strategies.planned_collectives import planned_collectives
 from ..strategies.sharded_lowering import ShardedLowering
@@ -110,14 +110,14 @@ class ExploredStep:
         """
         predicted = _predicted(self._planned(line, mesh), self.arrays)
         step = self.make_step(line, mesh)
-        step.prepare_for(self.call)
+        step.programs.prepare_for(self.call)
         return CompiledLine(line, step.report(), predicted)
 
     def _planned(self, line: str, mesh: Mesh) -> PlannedCall:
         step = self.make_step(line, mesh)
         # With shared traces the user's code is not traced again for each line.
-        step.traces = self.traces
-        return step.planned_for(self.call)
+        step.programs.traces = self.traces
+        return step.programs.planned_for(self.call)
 
 
 def explore_step(step: ShardedStep, make_step: StepFactory) -> ExploredStep:
@@ -167,9 +167,9 @@ def _arrays(plan: Plan, made: StepFactory, call: FlatCall, traces: TraceCache) -
     if classes is None and parse_strategy(plan.strategy)[0].name == "spmd":
         axis = plan.mesh.axis_names[0]
         other = made(f"%%shard dp@{axis}", plan.mesh)
-        other.traces = traces
+        other.programs.traces = traces
         try:
-            classes = _classes(other.planned_for(call).plan)
+            classes = _classes(other.programs.planned_for(call).plan)
         except ShardError:  # the axis does not divide the batch
             classes = None
     if classes is None or len(classes) != len(plan.leaves):

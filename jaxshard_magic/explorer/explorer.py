@@ -1,17 +1,18 @@
 """`Explorer`: an editable layout of arrays, computed from shapes alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ..config.mesh import DEFAULT_SIMULATED, MeshSpec
 from ..config.strategy_text import parse_strategy
+from ..display import renderer
 from ..errors import ShardError
 from ..report import Leaf, MeshInfo
-from ..report.exports import Exportable, PageWidget, Picture
+from ..report.exports import Exportable
 from ..search.trials import described
 from ..specs import parse_spec, validate_spec
 from .array import ExploredArray, ExploredLayout, index_of, linked_arrays
@@ -20,9 +21,6 @@ from .explored_step import CompiledLine, ExploredStep, RefusedLine
 from .layouts import PlannedLayouts
 from .line import ShardLine, path_regex
 from .shard_sizes import DimAxes, MeshAxes, dim_axes, fit_to_mesh, num_replicas, shard_bytes, spec_of
-
-if TYPE_CHECKING:
-    from ..views.explorer_widget import ExplorerView
 
 OWN, FOLLOWS = "set by hand", "follows one that is set by hand"
 NO_STEP = "spmd"  # strategy of arrays without a step
@@ -323,26 +321,9 @@ class Explorer(Exportable):
         return lambda: self._listeners.remove(call)
 
     @cached_property
-    def view(self) -> "ExplorerView":
+    def view(self) -> Any:
         """Widget of this explorer, the same object each time."""
-        from ..views.explorer_widget import ExplorerView
-
-        return ExplorerView(self)
-
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from ..views import explorer
-
-        return explorer.to_text, explorer.to_html, explorer.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        from ..views.pictures.layout import explorer_pictures
-
-        return explorer_pictures(self)
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        from ..views.explorer_payload import page_widget
-
-        return [page_widget(self)]
+        return renderer(self, "widget")(self)
 
     def _summary_line(self) -> str:
         return f"<Explorer: {self.line}>"

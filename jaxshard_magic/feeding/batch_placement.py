@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.completion_probe import is_done
 from ..device_arrays import from_host_rows, is_host_aligned, is_local, put
 from ..program import jax_settings
-from ..step import CompiledStep, ShardedStep
-from ..step.completion_probe import is_done
+from ..step import ShardedStep
 from ..step.feed_waits import FeedWaits, waiting_matchers
 from . import batch_trees
 from .batch_trees import copy_numpy, is_array, leaf_signature, map_leaves

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from ..report.records import Displayable
 from .row import Row
@@ -44,11 +43,6 @@ class Calibration(Displayable):
     ratios: tuple[Ratio, ...]
     left: int
     asked: str = ""
-
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from ..views import calibration
-
-        return calibration.to_text, calibration.to_html, calibration.page
 
     def _summary_line(self) -> str:
         return f"<Calibration: {sum(each.count for each in self.ratios)} measured steps>"

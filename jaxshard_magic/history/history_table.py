@@ -44,11 +44,6 @@ class History(Displayable):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from ..views import history
-
-        return history.to_text, history.to_html, history.page
-
     def to_pandas(self) -> Any:
         """Return the rows as a DataFrame indexed by number. Raises ShardError without pandas."""
         return data_frame(map(vars, self.rows), COLUMNS).set_index("id")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ..report import Report
+from ..report import Report, options_text
 from ..report.comparison import Trial
 from ..report.json_data import to_plain
 from ..report.parts import finite_or_none, mesh_text
@@ -96,8 +96,6 @@ _TYPES = tuple(_types(hint) for hint in get_type_hints(Row).values())
 
 def report_columns(report: Report) -> dict[str, Any]:
     """Return the columns that follow from a report alone."""
-    from ..views import words
-
     mesh, timing, check = report.mesh, report.timing, report.check
     trial = Trial(report.strategy, dict(mesh.axes), {}, "", report)
     sent = trial.sent
@@ -106,7 +104,7 @@ def report_columns(report: Report) -> dict[str, Any]:
         "strategy": report.strategy,
         "mesh": mesh_text(mesh.axes),
         "options": to_plain(report.options),
-        "typed": words.options_text(report),
+        "typed": options_text(report),
         "device": mesh.device_kind,
         "source": mesh.source,
         "step_s": finite_or_none(trial.measured),

@@ -120,7 +120,8 @@ class AutoCell:
             raise cells.CellStopped
         self.step = step
         if options.check:
-            self.step.check, self.step.request = True, replace(self.step.request, check=True)
+            self.step.check = True
+            self.step.programs.request = replace(self.step.request, check=True)
         self._lead(self.step)
         return self.step
 

@@ -258,7 +258,7 @@ class CellMagic:
         step = shard_function(this.options, this.mesh, this.path, function)
         this.prepare(step)
         if this.shows_early_results and shows_growing(self._session.view):
-            step.on_planned = partial(show_plan, this, step, first)
+            step.programs.on_planned = partial(show_plan, this, step, first)
         self._configure_step(progress, watch, step)
         return cells.DryRunStep(step) if this.options.dry_run else step
 
@@ -285,7 +285,7 @@ class CellMagic:
         The step also gets the signature of the previous run of a step of the same name: its report compares the batch
         sizes.
         """
-        step.progress, step.count_expert_rows = progress, self._session.count_rows
+        step.programs.progress, step.count_expert_rows = progress, self._session.count_rows
         if isinstance(self._session.step, type(step)) and self._session.step.name == step.name:
             step.previous_run = self._session.step.ran
         if watch is not None:

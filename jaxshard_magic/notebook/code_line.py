@@ -60,7 +60,7 @@ def run_code_line(
     if options.file is not None:
         writable_path(options.file, overwrite=options.force)
     draw = line_for(shell) if session.progress else None
-    with Progress(draw, label=step.path) as progress, Replaced(attribute(step, "progress"), progress):
+    with Progress(draw, label=step.path) as progress, Replaced(attribute(step.programs, "progress"), progress):
         program = _export(shell, step, failed)
     # All hosts have the same text, and may share a disk: one writes.
     if options.file is not None and jax.process_index() == 0:

@@ -32,8 +32,8 @@ def say(text: str) -> None:
 
     Texts may have names of the user's or of files.
     """
+    from ..display import writable
     from ..views.format import printable_lines
-    from ..views.terminal import writable
 
     print(writable(printable_lines(text)))
 

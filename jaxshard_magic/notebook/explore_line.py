@@ -104,7 +104,7 @@ def _shard_as(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
     """Shard the function of `step` as a line of the explorer asks; the new step has the same cell."""
     options = with_strategy(parse(line.removeprefix("%%shard ")))
     other = shard_function(options, mesh, step.name, step.__wrapped__)
-    other.cell, other.compile_limit = step.cell, step.compile_limit
+    other.cell, other.programs.compile_limit = step.cell, step.programs.compile_limit
     return other
 
 

@@ -120,8 +120,8 @@ class Meshes:
 def show_mesh(built: "BuiltMesh") -> None:
     """Display a mesh: devices on a grid of its axes."""
     from ..analysis.mesh_info import mesh_info
+    from ..display import writable
     from ..views.meshgrid import mesh_html, mesh_text
-    from ..views.terminal import writable
 
     info = mesh_info(built.mesh, built.source)
     display({"text/plain": writable(mesh_text(info)), "text/html": mesh_html(info)}, raw=True)

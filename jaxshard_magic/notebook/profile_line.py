@@ -54,7 +54,7 @@ def run_profile_line(
         call = step.entry.call_shapes
         given = cells.like_before(function, shell.user_ns, path, *call.call_signature)
     draw = line_for(shell) if session.progress else None
-    with Progress(draw, label=step.path) as progress, Replaced(attribute(step, "progress"), progress):
+    with Progress(draw, label=step.path) as progress, Replaced(attribute(step.programs, "progress"), progress):
         args, kwargs = given or (None, None)
         step.profile(n, args=args, kwargs=kwargs, trace=options.trace)
     return session.report(), options.output

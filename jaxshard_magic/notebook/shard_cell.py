@@ -20,10 +20,11 @@ from .progress import Draw, Progress, line_for
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..compilation.compiled_step import CompiledStep
     from ..config.request import Request
     from ..report import Report
     from ..search import Requests
-    from ..step import CompiledStep, ShardedStep
+    from ..step import ShardedStep
     from .session import ShardSession
 
 
@@ -154,7 +155,7 @@ class ShardCell:
 
     def prepare(self, step: "ShardedStep") -> None:
         """Set a step's cell, name in the cell, and limit of compile time."""
-        step.compile_limit = self.session.compile_limit
+        step.programs.compile_limit = self.session.compile_limit
         step.cell, step.path = (self.code.filename, self.code.text), self.place.full
 
 
@@ -207,7 +208,7 @@ def shard_function(options: ShardOptions, mesh: "Mesh", path: str, function: Any
     step.keep_arguments = bool(options.repeat or options.profile)
     if options.profile:
         check_recordable(step, options.profile)
-    step.read_on_compile = step.allow_plan_only = True
+    step.programs.read_on_compile = step.programs.allow_plan_only = True
     return step
 
 
@@ -220,11 +221,9 @@ def show_plan(this: ShardCell, step: "ShardedStep", show: "Callable[[Report], No
         show: Displays a report.
         plan: The planned program, without an executable.
     """
-    from ..analysis.summary import summarize
-
     try:
-        with Replaced(attribute(step, "progress"), None):  # the progress line stays with the compile
-            report = summarize(step, plan)
+        with Replaced(attribute(step.programs, "progress"), None):  # the progress line stays with the compile
+            report = step.report_of(plan)
     except Exception as error:  # the compile goes on without this report
         say(f"{this.path} has no report of its plan: {type(error).__name__}: {error}")
     else:
@@ -271,7 +270,8 @@ def compile_fix(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: Ma
         return False
     request = apply_line(fix, step.request, lambda text: api.build_mesh(text).mesh)
     other = ShardedStep(step.__wrapped__, request)
-    other.progress, other.compile_limit = step.progress, step.compile_limit
+    other.programs.progress = step.programs.progress
+    other.programs.compile_limit = step.programs.compile_limit
     other.prepare(*args, **kwargs)
     memory = other.report().memory
     peaks = [d.peak for d in memory.per_device if d.peak is not None] if memory else []
@@ -344,11 +344,11 @@ def add_alternatives(step: Any, progress: Progress, limit_s: float) -> None:
         progress: Progress line.
         limit_s: Seconds that all compiles together may take.
     """
-    from ..analysis.alternatives import compile_alternatives
+    from ..step.alternatives import compile_alternatives
 
     if isinstance(step, cells.DryRunStep):
         step = step.sharded
     step.settle()
-    with Replaced(attribute(step, "progress"), progress):
+    with Replaced(attribute(step.programs, "progress"), progress):
         step.alternatives = compile_alternatives(step, limit_s)
     progress("")

@@ -3,18 +3,18 @@
 A report contains no jax arrays and no widgets, so it outlives the kernel.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.display import renderer
 from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
 from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.experts_positions import ExpertLoad as ExpertLoad
 from jaxshard_magic.report.experts_positions import Experts as Experts
 from jaxshard_magic.report.experts_positions import Positions as Positions
 from jaxshard_magic.report.experts_positions import Ring as Ring
-from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.measured import CollectiveTime as CollectiveTime
 from jaxshard_magic.report.measured import DeviceLane as DeviceLane
 from jaxshard_magic.report.measured import DeviceTime as DeviceTime
@@ -50,9 +50,6 @@ from jaxshard_magic.report.records import JsonRecord
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-    from jaxshard_magic.views.leaf_rows import LeafRow
-    from jaxshard_magic.views.widget import ReportView
 
 SCHEMA = 1
 
@@ -128,39 +125,17 @@ class Report(Exportable, JsonRecord):
             width: Columns, clipped to 60 to 100; the width of the terminal by default.
             leaves: Number of largest leaves to list, or "all".
         """
-        # Imported late, as all views in this package: views are built on reports.
-        from jaxshard_magic.views import text
-
-        return text.render(self, width, leaves)
-
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views import html, text
-
-        return text.render, html.fragment, html.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import picture_sets
-
-        return picture_sets.report_pictures(self)
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.payload import packed_report
-
-        return [PageWidget("report", packed_report(self), pictures=self._pictures())]
+        return renderer(self, "text")(self, width, leaves)
 
     @cached_property
-    def rows(self) -> "list[LeafRow]":
+    def rows(self) -> list[Any]:
         """Leaves with repeated layers folded into a row each, as listed in text and HTML; computed once."""
-        from jaxshard_magic.views import leaf_rows
-
-        return leaf_rows.fold(self.leaves)
+        return renderer(self, "rows")(self.leaves)
 
     @cached_property
-    def view(self) -> "ReportView":
+    def view(self) -> Any:
         """Widget of the report, created once. `report.view.leaf` is the leaf selected by the reader."""
-        from jaxshard_magic.views.widget import ReportView
-
-        return ReportView(self)
+        return renderer(self, "widget")(self)
 
     def figure(self, name: str, theme: str = "light") -> "Figure":
         """Return a plotly figure to zoom, restyle or save.
@@ -174,14 +149,31 @@ class Report(Exportable, JsonRecord):
         Raises:
             ShardError: Another name, or a report without the data of the figure.
         """
-        from jaxshard_magic.views import figures
-
-        return figures.figure(self, name, theme)
+        return renderer(self, "figure")(self, name, theme)
 
     def _summary_line(self) -> str:
         return f"<Report {self.name!r}: {self.strategy} on {mesh_text(self.mesh.axes)}, {len(self.leaves)} leaves>"
 
     def _ipython_display_(self) -> None:
-        from jaxshard_magic.views.show import show
+        renderer(self, "show")(self)
 
-        show(self)
+
+def options_text(report: Report) -> str:
+    """Return the given options as typed: `--rule "wte=P('model')" --precision bf16`.
+
+    A pipeline's options begin with its schedule, given or not.
+    """
+    schedule: dict[str, Any] = {} if report.pipeline is None else {"schedule": report.pipeline.schedule}
+    words: list[str] = []
+    for name, value in (schedule | report.options).items():
+        flag = "--" + {"specs": "spec", "rules": "rule"}.get(name, name).replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, dict):
+            words += [f'{flag} "{key}={item}"' for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            words += [f'{flag} "{item}"' for item in value]
+        elif value is not None and value is not False and value != "":
+            text = str(value)
+            words.append(f'{flag} "{text}"' if " " in text else f"{flag} {text}")
+    return " ".join(words)

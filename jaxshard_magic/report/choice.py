@@ -1,17 +1,14 @@
 """Result of a search for the fastest strategy that fits, with the reasons against the other candidates."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxshard_magic.display import renderer
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.records import JsonRecord
-
-if TYPE_CHECKING:
-    from jaxshard_magic.views.choice.widget import ChoiceView
 
 SCHEMA = 1
 
@@ -156,33 +153,10 @@ class Choice(Exportable, JsonRecord):
     def _first_with_outcome(self, outcome: str) -> SearchCandidate | None:
         return next(iter(self.with_outcome(outcome)), None)
 
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views.choice import html, text
-
-        return text.to_text, html.to_html, html.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        """Return the pictures of the compiled candidates, and of the report of the choice."""
-        chosen = {} if self.report is None else self.report._pictures()
-        return {**self.comparison._pictures(), **chosen}
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.choice.payload import packed_choice
-        from jaxshard_magic.views.comparison.payload import default_trial
-
-        selection = {"chosen": default_trial(self.comparison), "other": None}
-        chosen = () if self.report is None else self.report._page_widgets()
-        return [
-            PageWidget("compare", packed_choice(self), selection, self.comparison._pictures()),
-            *(replace(live, title="The report of the choice") for live in chosen),
-        ]
-
     @cached_property
-    def view(self) -> "ChoiceView":
+    def view(self) -> Any:
         """Widget of the choice, created once. Like a comparison's widget, it knows the trial selected by the reader."""
-        from jaxshard_magic.views.choice.widget import ChoiceView
-
-        return ChoiceView(self)
+        return renderer(self, "widget")(self)
 
     def _summary_line(self) -> str:
         said = "nothing fits" if self.chosen is None else self.chosen.line

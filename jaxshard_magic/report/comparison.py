@@ -1,19 +1,17 @@
 """Comparison of a step under several strategies, meshes and options: plain data, convertible to JSON and back."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.display import renderer
 from jaxshard_magic.errors import ShardError, list_names
 from jaxshard_magic.report import Report
-from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.records import JsonRecord
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-    from jaxshard_magic.views.comparison.widget import ComparisonView
 
 SCHEMA = 1
 
@@ -210,28 +208,10 @@ class Comparison(Exportable, JsonRecord):
         problem = f"{len(matches)} trials of {which!r}" if matches else f"no trial {which!r}"
         raise ShardError(f"{problem}; say which: {lines}")
 
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views.comparison import html, text
-
-        return text.to_text, html.to_html, html.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import picture_sets
-
-        return picture_sets.comparison_pictures(self)
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.comparison.payload import default_trial, packed_comparison
-
-        chosen = {"chosen": default_trial(self), "other": None}
-        return [PageWidget("compare", packed_comparison(self), chosen, self._pictures())]
-
     @cached_property
-    def view(self) -> "ComparisonView":
+    def view(self) -> Any:
         """Widget of the comparison, created once. `comparison.view.chosen` is the trial selected by the reader."""
-        from jaxshard_magic.views.comparison.widget import ComparisonView
-
-        return ComparisonView(self)
+        return renderer(self, "widget")(self)
 
     def figure(self, theme: str = "light") -> "Figure":
         """Return a plotly figure of peak memory against step time with the Pareto front.
@@ -242,9 +222,7 @@ class Comparison(Exportable, JsonRecord):
         Raises:
             ShardError: No trial has both step time and peak memory.
         """
-        from jaxshard_magic.views import figures
-
-        return figures.comparison(self, theme)
+        return renderer(self, "figure")(self, theme)
 
     def _summary_line(self) -> str:
         return f"<Comparison of {self.name}: {', '.join(trial.line for trial in self.trials)}>"

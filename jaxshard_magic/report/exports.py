@@ -1,12 +1,12 @@
 """Export of pictures to files, and of widgets to self-contained HTML pages."""
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from jaxshard_magic.display import renderer
 from jaxshard_magic.errors import ShardError, list_names, unknown_name
 from jaxshard_magic.report.records import Displayable, writable_path, write_file
 
@@ -35,12 +35,12 @@ class PageWidget:
     title: str = ""
 
 
-class HasPictures(ABC):
+class HasPictures:
     """Base of classes with pictures to save."""
 
-    @abstractmethod
     def _pictures(self) -> Mapping[str, Picture]:
         """Return the available pictures by name; pictures without data are left out."""
+        return renderer(self, "pictures")(self)
 
     def save(self, path: str | os.PathLike[str], picture: str | None = None, *, theme: Theme = "light") -> Path:
         """Write a picture to a file and overwrite an existing one: `report.save("layout.svg")`.
@@ -66,11 +66,9 @@ class HasPictures(ABC):
         text = self.drawn(given.stem if picture is None else picture, theme)
         if ending == ".svg":
             return write_file(path, text)
-        from jaxshard_magic.views.pictures.png import png
-
         # An unwritable path should fail before the slow conversion to PNG.
         writable_path(path)
-        return write_file(path, png(text))
+        return write_file(path, renderer(self, "png")(text))
 
     def drawn(self, picture: str, theme: Theme = "light") -> str:
         """Return a picture as an SVG document.
@@ -94,9 +92,9 @@ class HasPictures(ABC):
 class Exportable(Displayable, HasPictures):
     """Base of classes with a widget that also works on a page without a notebook."""
 
-    @abstractmethod
     def _page_widgets(self) -> Sequence[PageWidget]:
         """Return the widgets. A widget without a title replaces the HTML without script; others follow below."""
+        return renderer(self, "page_widgets")(self)
 
     @overload
     def to_html(self, path: None = None, *, interactive: bool = False) -> str: ...
@@ -119,7 +117,5 @@ class Exportable(Displayable, HasPictures):
         """
         if not interactive:
             return super().to_html(path)
-        from jaxshard_magic.views import widget_page as views
-
-        text = views.with_widgets(self._renderers()[2](self), self._page_widgets())
+        text = renderer(self, "interactive_page")(renderer(self, "page")(self), self._page_widgets())
         return text if path is None else write_file(path, text)

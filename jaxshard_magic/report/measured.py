@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
+from jaxshard_magic.display import renderer
 from jaxshard_magic.report.parts import TimeSpread
 from jaxshard_magic.report.records import write_file
 
@@ -176,9 +177,7 @@ class Measured:
         Returns:
             The JSON text, or the path of the file.
         """
-        from jaxshard_magic.views import chrome_trace
-
-        text = chrome_trace.recorded_step_to_json(self)
+        text = renderer(self, "chrome_trace")(self)
         return text if path is None else write_file(path, text)
 
     @property

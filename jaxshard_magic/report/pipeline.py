@@ -1,12 +1,12 @@
 """Pipeline part of a report: actions on each rank over time, compared with the ideal."""
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
-from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.display import renderer
+from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.records import write_file
 
 
@@ -176,31 +176,12 @@ class Pipeline(Exportable):
         Returns:
             The JSON text, or the path of the file.
         """
-        from jaxshard_magic.views import chrome_trace
-
-        text = chrome_trace.pipeline_to_json(self)
+        text = renderer(self, "chrome_trace")(self)
         return text if path is None else write_file(path, text)
 
     def _summary_line(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"
         return f"<Pipeline {self.schedule}: {size}, {'recorded' if self.recorded else self.source}>"
 
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views.timeline import html, text
-
-        return text.to_text, html.to_html, html.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import picture_sets
-
-        return picture_sets.pipeline_pictures(self)
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        from jaxshard_magic.views.timeline.payload import packed_pipeline
-
-        return [PageWidget("report", packed_pipeline(self), pictures=self._pictures())]
-
     def _ipython_display_(self) -> None:
-        from jaxshard_magic.views.show import show_pipeline
-
-        show_pipeline(self)
+        renderer(self, "show")(self)

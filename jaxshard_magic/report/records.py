@@ -3,13 +3,14 @@
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from typing import Any, ClassVar, Self, overload
 
+from jaxshard_magic.display import renderer, writable
 from jaxshard_magic.errors import ShardError, did_you_mean
 from jaxshard_magic.files import write_atomic
 from jaxshard_magic.packages import upgrade_command
@@ -17,11 +18,7 @@ from jaxshard_magic.report.json_data import from_plain, json_kind, to_plain
 
 
 class Displayable(ABC):
-    """Base of classes with text and HTML forms. Subclasses define `_renderers` and `_summary_line`."""
-
-    @abstractmethod
-    def _renderers(self) -> tuple[Callable[..., str], Callable[..., str], Callable[..., str]]:
-        """Return three renderers: text of some width, an HTML fragment, and a complete HTML page."""
+    """Base of classes with text and HTML forms. Subclasses define `_summary_line`; their renderers are registered."""
 
     @abstractmethod
     def _summary_line(self) -> str:
@@ -33,7 +30,7 @@ class Displayable(ABC):
         Args:
             width: Columns, clipped to 60 to 100; the width of the terminal by default.
         """
-        return self._renderers()[0](self, width)
+        return renderer(self, "text")(self, width)
 
     @overload
     def to_html(self, path: None = None) -> str: ...
@@ -52,8 +49,9 @@ class Displayable(ABC):
         Raises:
             ShardError: The file can't be written.
         """
-        _, fragment, page = self._renderers()
-        return fragment(self) if path is None else write_file(path, page(self))
+        if path is None:
+            return renderer(self, "html")(self)
+        return write_file(path, renderer(self, "page")(self))
 
     # In the same class as `_repr_pretty_`: IPython uses the one from the class that defines either.
     def __repr__(self) -> str:
@@ -63,8 +61,6 @@ class Displayable(ABC):
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        from jaxshard_magic.views.terminal import writable
-
         # The pretty printer passes `cycle` for an object that contains itself.
         printer.text(writable(repr(self) if cycle else self.to_text()))
 

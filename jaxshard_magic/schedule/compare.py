@@ -1,11 +1,10 @@
 """Comparison of schedules for the same model: bubbles, memory and the Pareto front of both."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report.exports import Exportable, PageWidget, Picture
+from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.schedule.costs import Cost, Costs
 from jaxshard_magic.schedule.grid import Schedule
 from jaxshard_magic.schedule.registry import make, schedule_type
@@ -75,21 +74,6 @@ class ScheduleComparison(Exportable):
             if row.name == name:
                 return row
         raise KeyError(name)
-
-    def _renderers(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views import schedule_comparison
-
-        return schedule_comparison.to_text, schedule_comparison.to_html, schedule_comparison.page
-
-    def _pictures(self) -> Mapping[str, Picture]:
-        from jaxshard_magic.views.pictures import charts
-
-        return charts.schedules(self)
-
-    def _page_widgets(self) -> Sequence[PageWidget]:
-        """Return the timeline widget of each valid schedule."""
-        timelines = {row.name: row.schedule.timeline(beside=False) for row in self.rows if row.schedule is not None}
-        return [replace(live, title=name) for name, p in timelines.items() for live in p._page_widgets()]
 
     def _summary_line(self) -> str:
         names = ", ".join(row.name for row in self.rows)

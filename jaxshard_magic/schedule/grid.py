@@ -108,7 +108,7 @@ class Schedule:
         >>> parse("0F0 0B0\n1F0 1B0").timeline(beside=False)
         <Pipeline custom: 2 stages x 1 microbatches, predicted>
         """
-        from jaxshard_magic.analysis.timeline import timeline
+        from jaxshard_magic.schedule.timeline import timeline
 
         return timeline(self, with_alternatives=beside)
 

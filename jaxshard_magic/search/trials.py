@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..analysis.check import PlainStep
+from ..compilation.tracing import TraceCache
 from ..device_arrays import count_hosts
 from ..errors import ShardError
 from ..program.compiling import compile_pool
 from ..report.comparison import Comparison, Trial
 from ..step import ShardedStep
 from ..step.copies import copy_arguments
-from ..step.tracing import TraceCache
 from ..targets import given_up
 from .candidates import Candidate, RefusedCandidate
 
@@ -95,7 +95,7 @@ class TrialRunner:
     def sharded(self, candidate: Candidate) -> ShardedStep:
         """Return the untraced step of a candidate."""
         step = ShardedStep(self._step, candidate.request)
-        step.traces = self.traces
+        step.programs.traces = self.traces
         self.how.prepare(step)
         return step
 
@@ -201,7 +201,7 @@ class TrialRunner:
             try:
                 step = self.sharded(candidate)
                 # Reading a program runs Python, so it belongs to the part under the lock.
-                step.compiling_context, step.read_on_compile = self._beside, True
+                step.programs.compiling_context, step.programs.read_on_compile = self._beside, True
                 own_args, own_kwargs = copy_arguments((args, kwargs))
                 step.prepare(*own_args, **own_kwargs)
                 self._record(i, step)

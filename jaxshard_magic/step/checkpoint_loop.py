@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,22 +14,19 @@ import numpy as np
 from ..checkpoints import CheckpointInfo, CheckpointStore
 from ..checkpoints.folder import make_folder
 from ..checkpoints.host_agreement import run_on_first_host
+from ..compilation.compiled_step import CompiledStep
 from ..coordination import gather_texts, is_multiprocess
 from ..errors import ShardError
 from ..report.checkpoints import MAX_SAVES, Checkpoints, Save
 from ..report.parts import mesh_text
 from ..temporary import AcquiredLock, UndoUnlessFinished
 from .loop_end import LoopEnd
-from .loop_feed_position import LoopFeedPosition
+from .loop_feed_position import LoopFeedPosition, PositionedFeed
 from .output_roles import CARRIED_PREFIX, PREVIOUS_PREFIX, OutputRoles, flat_outputs, output_roles
 from .provenance import Provenance
 from .replayed_calls import ReplayedCalls, describe_leaves, total_bytes
 from .save_schedule import SaveInterval, SaveSchedule
 from .step_log import StepLog
-
-if TYPE_CHECKING:
-    from ..feeding import Feed
-    from .compiled_step import CompiledStep
 
 LAST_SAVE_S = 60.0  # seconds that the end of a loop waits for its last save
 
@@ -43,7 +40,7 @@ class _LastCall(NamedTuple):
         state_inputs: Weak references to the state that went into the call, by flat input.
     """
 
-    entry: "CompiledStep"
+    entry: CompiledStep
     outs: dict[int, Any]
     state_inputs: dict[int, weakref.ref]
 
@@ -113,7 +110,7 @@ class CheckpointLoop:
             self._copy,
         )
 
-    def run(self, entry: "CompiledStep", inputs: tuple[Any, ...], feed: "Feed | None" = None) -> Any:
+    def run(self, entry: CompiledStep, inputs: tuple[Any, ...], feed: PositionedFeed | None = None) -> Any:
         """Return the results of a call: computed, or replayed from the checkpoint.
 
         Args:
@@ -128,7 +125,7 @@ class CheckpointLoop:
         with AcquiredLock(self._turn):
             return self._run(entry, inputs, feed)
 
-    def _run(self, entry: "CompiledStep", inputs: tuple[Any, ...], feed: "Feed | None") -> Any:
+    def _run(self, entry: CompiledStep, inputs: tuple[Any, ...], feed: PositionedFeed | None) -> Any:
         """Run one call under the lock: skip, resume, or save if due and compute."""
         if self._closed:
             return entry.run(inputs)
@@ -270,13 +267,13 @@ class CheckpointLoop:
             return None
         return ReplayedCalls(store, latest)
 
-    def _roles_of(self, entry: "CompiledStep") -> OutputRoles:
+    def _roles_of(self, entry: CompiledStep) -> OutputRoles:
         """Return the roles of a program's outputs, computed once."""
         if entry not in self._outputs:
             self._outputs[entry] = output_roles(entry)
         return self._outputs[entry]
 
-    def _skip(self, entry: "CompiledStep", inputs: tuple[Any, ...], feed: "Feed | None") -> Any:
+    def _skip(self, entry: CompiledStep, inputs: tuple[Any, ...], feed: PositionedFeed | None) -> Any:
         """Return the replayed results of a skipped call."""
         back = self._replay
         assert back is not None
@@ -314,7 +311,7 @@ class CheckpointLoop:
         origin = None if first is None else self._provenance.source_of(leaves[first])
         return origin is not None and origin[0] == self.calls
 
-    def _save_inputs(self, entry: "CompiledStep", inputs: tuple[Any, ...]) -> None:
+    def _save_inputs(self, entry: CompiledStep, inputs: tuple[Any, ...]) -> None:
         """Save the state that goes into a call, unless some of the arrays no longer exist."""
         outputs, leaves, sources, tree = self._roles_of(entry), entry.leaves(inputs), [], {}
         if _any_deleted(leaves[i] for i in outputs.state_names):
@@ -334,7 +331,7 @@ class CheckpointLoop:
                 sources.append([name, self.calls, o])
         self._write(entry, tree, sources, exact=True)
 
-    def _write(self, entry: "CompiledStep", tree: dict[str, Any], sources: list[Any], *, exact: bool) -> None:
+    def _write(self, entry: CompiledStep, tree: dict[str, Any], sources: list[Any], *, exact: bool) -> None:
         """Write a checkpoint and record its size and time.
 
         Args:

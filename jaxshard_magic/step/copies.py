@@ -26,19 +26,6 @@ def copy_arguments(arguments: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf, arguments)
 
 
-class CopiedAsFunction:
-    """Mixin to copy and pickle a sharded step, or an object with one as an attribute, like a function."""
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return deepcopy_step(self, memo)  # pyright: ignore[reportArgumentType]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return reduce_step(self)  # pyright: ignore[reportArgumentType]
-
-
 def deepcopy_step(step: "ShardedStep", memo: dict[int, Any]) -> "ShardedStep":
     """Return a deep copy of a sharded step as of a function: the step itself.
 
@@ -53,7 +40,8 @@ def deepcopy_step(step: "ShardedStep", memo: dict[int, Any]) -> "ShardedStep":
     if is_jitted(plain) or is_a(plain, types.FunctionType):
         return step
     clone = type(step)(copy.deepcopy(plain, memo), step.request)
-    clone.path, clone.cell, clone.compile_limit = step.path, step.cell, step.compile_limit
+    clone.path, clone.cell = step.path, step.cell
+    clone.programs.compile_limit = step.programs.compile_limit
     return clone
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.donation import OwnOutputs
 from ..program.cache_keys import cache_key
 from ..program.container_writes import apply_writes
 from ..program.flatten_call import FlatCall, nnx_objects, node_predicate, split_arguments
 from ..program.python_state import PythonState
-from .compiled_step import CompiledStep
-from .donation import OwnOutputs
 
 MAX_WATCHED = 8  # sets of NNX objects followed for one program, the newest
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from .compiled_step import CompiledStep
-    from .sharded_step import ShardedStep
+    from ..compilation.compiled_step import CompiledStep
 
 
 class InputMatcher(Protocol):
@@ -18,7 +17,7 @@ class InputMatcher(Protocol):
     @property
     def feed(self) -> "weakref.ref[Any]": ...
 
-    def match_inputs(self, step: "ShardedStep", entry: "CompiledStep", leaves: Sequence[Any]) -> "FeedWaits | None":
+    def match_inputs(self, step: Any, entry: "CompiledStep", leaves: Sequence[Any]) -> "FeedWaits | None":
         """Look for the feed's arrays among the flat inputs of a call.
 
         Args:
@@ -35,19 +34,25 @@ class InputMatcher(Protocol):
 waiting_matchers: "list[InputMatcher]" = []  # while not empty, calls of steps take the slow path
 
 
-def notify_matchers(step: "ShardedStep", entry: "CompiledStep", leaves: Sequence[Any]) -> None:
+def match_feed(step: Any, entry: "CompiledStep", leaves: Sequence[Any]) -> "tuple[weakref.ref[Any], FeedWaits] | None":
     """Offer the flat inputs of a call to all waiting feeds, before hosts join their parts.
 
     Args:
         step: The called step.
         entry: Program of the call.
         leaves: Flat inputs of the call.
+
+    Returns:
+        The feed of the inputs, the last if there are several, and its waiting times; None without one.
     """
+    matched = None
     # A copy, as a feed that finds its arrays removes itself from the list.
     for giver in tuple(waiting_matchers):
         waits = giver.match_inputs(step, entry, leaves)
         if waits is not None:
-            step.feed_ref, step.feed_waits, waits.step = giver.feed, waits, weakref.ref(step)
+            waits.step = weakref.ref(step)
+            matched = giver.feed, waits
+    return matched
 
 
 class FeedWaits:
@@ -62,7 +67,7 @@ class FeedWaits:
         self.batches = 0
         self.start: float | None = None
         self.end: float | None = None
-        self.step: weakref.ref[ShardedStep] | None = None
+        self.step: weakref.ref[Any] | None = None
 
     def record_batch(self, now: float, seconds: float) -> None:
         """Record the next batch of the loop.

@@ -3,16 +3,38 @@
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 
 from ..coordination import gather_texts
 from ..errors import ShardError
 
-if TYPE_CHECKING:
-    from ..feeding import Feed
-    from ..feeding.position import Position
+
+class ReachedPosition(Protocol):
+    """Position in a feed's data."""
+
+    @property
+    def batches(self) -> int:
+        """Number of batches before the position."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data to resume from. Raises ShardError for a loader without a position."""
+        ...
+
+
+class PositionedFeed(Protocol):
+    """Feed with a position, as `feeding.Feed`, which stands above steps."""
+
+    @property
+    def reached(self) -> ReachedPosition:
+        """Position after the last batch."""
+        ...
+
+    def skip_to(self, position: Mapping[str, Any]) -> None:
+        """Skip loading up to a position."""
+        ...
 
 
 class LoopFeedPosition:
@@ -32,12 +54,12 @@ class LoopFeedPosition:
             None if resume_positions is None else _position_of_host(resume_positions, say),
             say,
         )
-        self._feed: weakref.ref[Feed] | None = None
-        self._reached: Position | None = None
+        self._feed: weakref.ref[PositionedFeed] | None = None
+        self._reached: ReachedPosition | None = None
         self._has_several_feeds = False
         self._goes_back = False
 
-    def record_skipped(self, feed: "Feed | None", last: bool) -> None:
+    def record_skipped(self, feed: PositionedFeed | None, last: bool) -> None:
         """Record a skipped call; at the first with a feed, let the feed skip loading up to the resumed position.
 
         Args:
@@ -63,7 +85,7 @@ class LoopFeedPosition:
                 "saved, as it looks at what is in them, and they are not loaded again: iterate without a feed"
             )
 
-    def record_computed(self, feed: "Feed | None") -> None:
+    def record_computed(self, feed: PositionedFeed | None) -> None:
         """Record a computed call, with its feed or None."""
         if feed is None:
             return

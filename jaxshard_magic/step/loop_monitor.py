@@ -6,22 +6,34 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..analysis.memory import bytes_in_use
+from ..analysis.throughput import work_per_call
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.completion_probe import is_done
 from ..live import CallSequence, CallWork, LiveRun, MetricsRow, PendingCalls, RateMeter
 from ..program.source_lines import innermost_user_location
 from ..temporary import AcquiredLock
-from .compiled_step import CompiledStep
-from .completion_probe import is_done
 from .returned_scalars import ReturnedScalars, returned_scalars
-
-if TYPE_CHECKING:
-    from .loop_metrics import MonitoredPrograms
 
 READ_INTERVAL_S = 0.25  # seconds without a read after which a call of the step reads
 MAX_STRIDE = 64  # calls, at most, from one look at the clock to the next
 
 Write = Callable[[MetricsRow], object]
+
+
+class Monitored(Protocol):
+    """Step that tells a monitor of its calls.
+
+    `watch` is the monitor of the next call; None without one.
+    """
+
+    watch: "LoopMonitor | None"
+
+    def followed(self, watch: "LoopMonitor") -> None:
+        """Use `watch` as the monitor from the next call on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -66,12 +78,12 @@ class LoopMonitor:
         self._now = 0.0  # seconds into the run at the current read
         self.pending_rows: deque[MetricsRow] = deque()  # read, and not yet passed to `writers`
         self._busy: list[bool] = []  # samples since the last rates
-        self._step: MonitoredPrograms | None = None
+        self._step: Monitored | None = None
         self._thread: int | None = None
         self._began = self._looked = 0.0
         self._lock = threading.RLock()
 
-    def follow(self, step: "MonitoredPrograms") -> None:
+    def follow(self, step: Monitored) -> None:
         """Follow `step` from here on, in place of the previous step."""
         self.stop()
         self._step = step
@@ -151,8 +163,6 @@ class LoopMonitor:
     def _switch_program(self, entry: CompiledStep) -> None:
         """Switch to calls of another program."""
         if entry not in self._programs:
-            from ..analysis.throughput import work_per_call
-
             self._programs[entry] = _Program(returned_scalars(entry), work_per_call(entry))
         if self._entry is None:
             self._began = self._looked = self._checked = time.perf_counter()
@@ -206,8 +216,6 @@ class LoopMonitor:
 
     def _device_metrics(self) -> dict[str, float]:
         """Return the memory of the fullest device in bytes, and the share of samples with busy devices."""
-        from ..analysis.memory import bytes_in_use
-
         assert self._entry is not None
         busy, self._busy = self._busy, []
         memory = bytes_in_use(self._entry.plan.mesh)

@@ -12,6 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from ..compilation.compiled_step import CompiledStep, has_sharding, type_key
+from ..compilation.completion_probe import is_done
+from ..compilation.donation import OwnOutputs
+from ..compilation.planned_call import mesh_context, trace_or_reuse
 from ..config.request import Request
 from ..coordination import gather_texts
 from ..device_arrays import count_hosts, is_local, is_prng_key
@@ -24,11 +28,7 @@ from ..program.trace import path_name
 from ..strategies import find_facts
 from ..targets import target_of
 from .call_comparison import CallComparison, CallDescription, LeafInfo, comparable_values
-from .compiled_step import CompiledStep, has_sharding, type_key
-from .completion_probe import is_done
-from .donation import OwnOutputs
 from .fast_calls import CallMismatch
-from .planned_call import mesh_context, trace_or_reuse
 
 PER_HOST = "--data per-host"
 MEETING_LIMIT_S = 60.0  # seconds for all hosts to come with a new kind of call

@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..checkpoints.state_arrays import prng_impl_of
+from ..compilation.compiled_step import CompiledStep
 from ..device_arrays import own_copy, put
 from ..program.trace import path_name
 from .step_log import MAX_SMALL_BYTES, OutputSchema, SmallOutput
-
-if TYPE_CHECKING:
-    from .compiled_step import CompiledStep
 
 CARRIED_PREFIX = "carried."  # names of values that a program itself carries from call to call
 PREVIOUS_PREFIX = "before."  # names of state that went into the last call: the loop may go on from it
@@ -39,7 +37,7 @@ class OutputRoles:
     large_names: Mapping[int, str]
 
 
-def output_roles(entry: "CompiledStep") -> OutputRoles:
+def output_roles(entry: CompiledStep) -> OutputRoles:
     """Return the roles of a program's outputs.
 
     State is an output planned as the next value of an argument, or written into an argument.
@@ -64,23 +62,23 @@ def output_roles(entry: "CompiledStep") -> OutputRoles:
     return OutputRoles(state, names, tuple(small), large)
 
 
-def returned_avals(entry: "CompiledStep") -> Sequence[Any]:
+def returned_avals(entry: CompiledStep) -> Sequence[Any]:
     """Return the avals of the flat outputs of a call, without values carried to the next call inside the program."""
     avals = entry.traced.closed.out_avals
     return avals[: len(avals) - (0 if entry.rewritten is None else entry.rewritten.carried)]
 
 
-def flat_outputs(entry: "CompiledStep", outs: Any) -> Sequence[Any]:
+def flat_outputs(entry: CompiledStep, outs: Any) -> Sequence[Any]:
     """Return the flat outputs of a call."""
     return jax.tree.leaves(outs) if entry.takes_pytrees else outs
 
 
-def unflatten_outputs(entry: "CompiledStep", flat: Sequence[Any]) -> Any:
+def unflatten_outputs(entry: CompiledStep, flat: Sequence[Any]) -> Any:
     """Return flat outputs in the form returned by the program: the user's own pytree, or a list."""
     return entry.result.treedef.unflatten(flat) if entry.takes_pytrees else list(flat)
 
 
-def input_as_output(entry: "CompiledStep", o: int, i: int, x: Any) -> Any:
+def input_as_output(entry: CompiledStep, o: int, i: int, x: Any) -> Any:
     """Return a placed flat input in place of a skipped call's output, with the dtype and sharding of the output.
 
     Args:
@@ -102,14 +100,14 @@ def input_as_output(entry: "CompiledStep", o: int, i: int, x: Any) -> Any:
     return to_output(entry, o, x)
 
 
-def to_input(entry: "CompiledStep", i: int, x: Any, like: Any) -> Any:
+def to_input(entry: CompiledStep, i: int, x: Any, like: Any) -> Any:
     """Return `x` as the flat input `i`; a Python number if `like`, the value in the call, is one."""
     if isinstance(like, (bool, int, float, complex)):
         return type(like)(np.asarray(x).item())
     return put([x], entry.shardings[i])[0]
 
 
-def to_output(entry: "CompiledStep", o: int, x: Any) -> jax.Array:
+def to_output(entry: CompiledStep, o: int, x: Any) -> jax.Array:
     """Return `x` as the flat output `o`, with the output's dtype and sharding."""
     aval, sharding = entry.traced.closed.out_avals[o], entry.out_shardings[o]
     if not isinstance(aval.dtype, np.dtype):  # typed PRNG keys
@@ -124,7 +122,7 @@ def to_output(entry: "CompiledStep", o: int, x: Any) -> jax.Array:
     return put([x], sharding)[0]
 
 
-def zero_output(entry: "CompiledStep", o: int) -> jax.Array:
+def zero_output(entry: CompiledStep, o: int) -> jax.Array:
     """Return zeros for an output that was not saved."""
     aval = entry.traced.closed.out_avals[o]
     if not isinstance(aval.dtype, np.dtype):

@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.profiler import ProfileOptions, TraceAnnotation
 
+from ..analysis.profile_analysis import Profile, Recording, calls_to_record
+from ..analysis.summary import read_profile
+from ..analysis.xplane import STEP_ANNOTATION
+from ..compilation.compiled_step import CompiledStep
 from ..compiler_log import capture_messages
 from ..coordination import ProcessFailed, SharedCalls
 from ..device_arrays import count_hosts
@@ -20,9 +23,7 @@ from ..targets import target_of
 from ..temporary import Restored, TemporaryChange, list_elements
 
 if TYPE_CHECKING:
-    from ..analysis.profile_analysis import Profile
     from ..report import Measured
-    from .compiled_step import CompiledStep
     from .sharded_step import ShardedStep
 
 DEFAULT_CALLS = 5
@@ -32,21 +33,6 @@ HOST_EVENTS = 2  # host tracer level from which each operation of a CPU is an ev
 # thread that takes up to half a core. In milliseconds: once an hour, which is never in a recording.
 RARE_TPU_COUNTERS = {"tpu_cpu_perf_counter_interval_ms": 3_600_000}
 _RUNNING = "a trace is running already, and there can be one at a time: end it (jax.profiler.stop_trace()) first"
-
-
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """Recording of the profiler.
-
-    Attributes:
-        xspace: Serialized XSpace.
-        skipped_calls: Number of first calls to leave out.
-        requested_calls: Number of requested calls, without the first ones.
-    """
-
-    xspace: bytes
-    skipped_calls: int
-    requested_calls: int
 
 
 def profile_step(
@@ -88,15 +74,11 @@ def _record_on_hosts(
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None,
     folder: "str | os.PathLike[str] | None",
     all_of: SharedCalls,
-) -> "tuple[CompiledStep, Profile]":
+) -> tuple[CompiledStep, Profile]:
     """Return the recorded program and the profile of all hosts.
 
     No host begins a call that another host can't make.
     """
-    from ..analysis.profile_analysis import calls_to_record
-    from ..analysis.summary import read_profile
-    from ..analysis.xplane import STEP_ANNOTATION
-
     if folder is not None and count_hosts(step.mesh) > 1:
         folder = Path(folder) / f"host{jax.process_index()}"
     descriptions = all_of(lambda: _describe_recording(step, n, arguments, folder))

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..checkpoints import SavedLeaf
 from ..checkpoints.state_arrays import prng_impl_of
 from ..checkpoints.state_check import check_same
+from ..compilation.compiled_step import CompiledStep
 from ..device_arrays import put
 from ..errors import ShardError
 from .output_roles import (
@@ -28,7 +29,6 @@ from .step_log import StepLog
 
 if TYPE_CHECKING:
     from ..checkpoints import CheckpointStore
-    from .compiled_step import CompiledStep
 
 
 class ReplayedCalls:
@@ -68,9 +68,7 @@ class ReplayedCalls:
         self._given: dict[str, Any] = {}
         self.zeroed: set[str] = set()  # names of outputs that were replaced by zeros
 
-    def replay(
-        self, call: int, entry: "CompiledStep", outputs: OutputRoles, inputs: tuple[Any, ...]
-    ) -> tuple[Any, dict]:
+    def replay(self, call: int, entry: CompiledStep, outputs: OutputRoles, inputs: tuple[Any, ...]) -> tuple[Any, dict]:
         """Return the results of a skipped call, and the arrays from the checkpoint among them by output.
 
         Args:
@@ -103,7 +101,7 @@ class ReplayedCalls:
                 flat.append(zero_output(entry, o))
         return unflatten_outputs(entry, flat), returned
 
-    def first_inputs(self, entry: "CompiledStep", outputs: OutputRoles, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def first_inputs(self, entry: CompiledStep, outputs: OutputRoles, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs of the first computed call, with the state of the saved run.
 
         Constants carried inside the program are set to their saved values.
@@ -132,7 +130,7 @@ class ReplayedCalls:
         self._arrays, self._given = {}, {}
         return entry.arrange(leaves)
 
-    def _returned_arrays(self, call: int, entry: "CompiledStep", outputs: OutputRoles) -> dict[int, Any]:
+    def _returned_arrays(self, call: int, entry: CompiledStep, outputs: OutputRoles) -> dict[int, Any]:
         """Return the arrays of the checkpoint that came from a call, by output."""
         sources = self._sources.get(call, {})
         if not sources:
@@ -153,7 +151,7 @@ class ReplayedCalls:
         )
 
     def _read_arrays(
-        self, entry: "CompiledStep", outputs: OutputRoles, sources: Mapping[int, str] | None = None
+        self, entry: CompiledStep, outputs: OutputRoles, sources: Mapping[int, str] | None = None
     ) -> dict[str, Any]:
         """Return the arrays of the checkpoint in the program's layout, read at first use."""
         if self._arrays is None:
@@ -169,7 +167,7 @@ class ReplayedCalls:
             self._arrays = dict(self._store.restore(self.step, target))
         return self._arrays
 
-    def _check_state(self, entry: "CompiledStep", outputs: OutputRoles, *, numbers: bool) -> None:
+    def _check_state(self, entry: CompiledStep, outputs: OutputRoles, *, numbers: bool) -> None:
         """Raise ShardError if the program's state differs from the checkpoint.
 
         Args:

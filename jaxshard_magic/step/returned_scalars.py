@@ -2,17 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, KeyPath
 
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.completion_probe import outputs_getter
 from ..program.trace import path_name
-from .completion_probe import outputs_getter
-
-if TYPE_CHECKING:
-    from .compiled_step import CompiledStep
 
 LOSS = "loss"
 
@@ -29,7 +27,7 @@ class ReturnedScalars(NamedTuple):
     pick: Callable[[Any], Sequence[Any]]
 
 
-def returned_scalars(entry: "CompiledStep") -> ReturnedScalars:
+def returned_scalars(entry: CompiledStep) -> ReturnedScalars:
     """Return the scalars that calls of `entry` return.
 
     Among them are the loss (for the losses of an epoch, the last) and scalars of float or integer dtype, except next

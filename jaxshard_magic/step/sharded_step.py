@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
+from jax.sharding import Mesh
 
+from ..analysis.check import PlainStep, compare_call
+from ..analysis.memory import peak_bytes
+from ..analysis.profile_analysis import Profile
+from ..analysis.step_run import StepRun
+from ..analysis.summary import summarize
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.donation import OwnOutputs, raise_if_deleted
+from ..compilation.expert_rows import count_expert_rows
+from ..compilation.planned_call import PlannedCall
+from ..compilation.single_program import uncompiled_step
 from ..config.request import Request
 from ..errors import ShardError
 from ..introspect import copy_metadata
@@ -18,34 +29,34 @@ from ..program.jax_settings import check_jit_enabled
 from ..program.source_lines import EnclosingTrace, enclosing_trace, strip_package_frames
 from ..program.unwrap import unwrap_step
 from ..targets import target_of
-from .compilation import uncompiled_step
-from .compiled_step import CompiledStep
-from .copies import CopiedAsFunction
-from .donation import OwnOutputs, raise_if_deleted
-from .expert_rows import count_expert_rows
+from ..temporary import Restored, list_elements
+from .copies import deepcopy_step, reduce_step
 from .fast_calls import fast_call
-from .feed_waits import FeedWaits, notify_matchers, waiting_matchers
+from .feed_waits import FeedWaits, match_feed, waiting_matchers
 from .gather_state import gather_state
-from .plain_check import compare_with_plain, run_plain_step
+from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
-from .repeated_calls import RepeatedCalls
+from .step_programs import StepPrograms
 from .step_signature import StepSignature, step_signature
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from ..live import MetricsRow
     from ..report import Alternative, Check, EarlyEnd, Measured, Report
     from .checkpoint_loop import CheckpointLoop
 
 RECENT = 4  # kinds of calls (shapes, modes) with a fast path at the same time
 
 
-class ShardedStep(RepeatedCalls, CopiedAsFunction):
+class ShardedStep:
     """Train step sharded over `mesh` under `strategy`, with the numbers of the plain step; made by `shard`.
 
     Call it like the step. Python numbers of a plain function stay Python numbers, and those of a jitted function are
     traced, as without sharding. Arrays in the step's closure are placed once, at tracing, as by `jax.jit`.
     `__wrapped__` is the plain step.
+
+    `programs` finds the program of a call, or compiles one; each kind of call has its own. `loops` measures the calls.
 
     Args:
         step: The plain step: a function, a jitted function or a method.
@@ -65,8 +76,15 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         while isinstance(step, ShardedStep):
             step = step.__wrapped__
         copy_metadata(self, step)
-        super().__init__(unwrap_step(step), request)
         self.__wrapped__ = step
+        self.programs = StepPrograms(unwrap_step(step), request)
+        self.name = self.programs.name
+        self.loops = self.programs.loops
+        self._hosts = self.programs.hosts  # None on a single host
+        self.watch: LoopMonitor | None = None  # monitor of the next call; None without one
+        self._last_watch: LoopMonitor | None = None  # the newest monitor
+        self._loop_watch: LoopMonitor | None = None  # monitor of the loop before the newest
+        self._profiled: tuple[CompiledStep, Profile] | None = None
         self.reference: Callable[[FlatCall], Any] | None = None  # checked against; None for the plain step
         self.checkpoint_loop: CheckpointLoop | None = None  # saves the state between calls, and skips calls
         self.last_checkpoint_loop: CheckpointLoop | None = None  # the newest one, also after its end
@@ -84,13 +102,24 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         self.path: str | None = None  # name of the step in its cell
         self.calls_before = 0  # calls of the run that the state was restored from
         self.report_number: int | None = None  # of the reports in a notebook
+        self._check, self._keep = request.check, False
+        self._last_call: tuple[CompiledStep, tuple[Any, ...]] | None = None  # with copies of its donated inputs
+        self._fast_calls: list[Any] = []  # of the newest kinds of calls; they keep no arguments
         self._fast_by_program: dict[CompiledStep, Any] = {}
-        self.check = request.check
         self._own_outputs = OwnOutputs()
 
     def __repr__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
         return f"<ShardedStep {self.name}: {self.strategy} on {axes}>"
+
+    def __copy__(self) -> "ShardedStep":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedStep":
+        return deepcopy_step(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reduce_step(self)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
@@ -107,7 +136,7 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
             try:
                 return self._call(args, kwargs)
             except (RuntimeError, ValueError) as error:
-                raise_if_deleted(self._step, args, kwargs, error, self._own_outputs)
+                raise_if_deleted(self.programs.step, args, kwargs, error, self._own_outputs)
                 raise
         except Exception as error:
             strip_package_frames(error)
@@ -129,7 +158,7 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
                 inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
                 continue  # another kind of call; the slow path raises any other error again
-            if fast.entry is not self._current:
+            if fast.entry is not self.programs.current:
                 self.loops.discard_intervals()
             try:
                 outs = self._run(fast.entry, inputs)
@@ -139,11 +168,58 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
                 if fast.entry.accepts(inputs):
                     raise
                 continue
-            self._current = fast.entry
+            self.programs.current = fast.entry
             if watch is not None:
                 watch.record_call(fast.entry, outs, self.checkpoint_loop is None or self.checkpoint_loop.computed_last)
             return fast.finish(objects, inputs, outs)
         return self._slow_call(args, kwargs)
+
+    @property
+    def request(self) -> Request:
+        """Strategy, mesh and options."""
+        return self.programs.request
+
+    @property
+    def strategy(self) -> str:
+        """Strategy as written, such as "fsdp+tp"."""
+        return self.request.strategy
+
+    @property
+    def mesh(self) -> Mesh:
+        """Mesh of the step."""
+        return self.request.mesh
+
+    @property
+    def calls(self) -> int:
+        """Number of calls so far, with all kinds of arguments together."""
+        return self.programs.calls
+
+    @property
+    def entry(self) -> CompiledStep | None:
+        """Program of the last kind of call; None before the first."""
+        return self.programs.current
+
+    def say(self, doing: str) -> None:
+        """Report current work to `programs.progress`; "" ends the wait."""
+        self.programs.say(doing)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> CompiledStep:
+        """Trace, plan and compile for these arguments without running; `report()` then describes the compiled program.
+
+        Takes as long as a compile, and no memory of the arguments' size.
+
+        Args:
+            *args: Arrays or `jax.ShapeDtypeStruct`, as for a call.
+            **kwargs: The same, by name.
+
+        Raises:
+            ShardError: The step can't be sharded.
+        """
+        return self.programs.prepare(args, kwargs)
+
+    def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
+        """Trace and plan for these arguments, and compile nothing; see `StepPrograms.planned`."""
+        return self.programs.planned(args, kwargs)
 
     @property
     def ended(self) -> "EarlyEnd | None":
@@ -157,7 +233,7 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
     @property
     def ran(self) -> StepSignature | None:
         """Signature of the kind of call made most often; None before the first call."""
-        entries = [entry for entry in self._entries.values() if entry.calls]
+        entries = [entry for entry in self.programs.entries.values() if entry.calls]
         return step_signature(max(entries, key=lambda entry: entry.calls)) if entries else None
 
     @property
@@ -170,6 +246,117 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         self._check, self._fast_calls = value, []
         if value:
             self.checked = None
+
+    def settle(self) -> None:
+        """Wait for running calls and read their metrics, so that later time is not counted as step time.
+
+        Raises the exceptions of functions passed to `on_metrics`.
+        """
+        self.loops.settle()
+        for watch in filter(None, (self._loop_watch, self._last_watch)):
+            watch.settle()
+
+    def followed(self, watch: LoopMonitor) -> None:
+        """Use `watch` as the monitor from the next call on."""
+        if watch is not self._last_watch:
+            self._loop_watch = self.watched
+        self.watch = self._last_watch = watch
+
+    @property
+    def watched(self) -> LoopMonitor | None:
+        """Monitor of the last loop; a single call after a loop doesn't count as a loop. None before the first."""
+        newest, before = self._last_watch, self._loop_watch
+        if newest is None or before is None:
+            return newest
+        return newest if newest.calls >= min(2, before.calls) else before
+
+    def on_metrics(self, write: "Callable[[MetricsRow], object] | None" = None) -> None:
+        """Record returned scalars and step times of later calls as `report().metrics`; a `%%shard` cell does so by
+        default.
+
+        Args:
+            write: Called with a `MetricsRow` for each call with known results: `step` (from 1 on), `time` in seconds
+                and `values` by name. Later calls of the step call it, in their own thread, and raise its exceptions
+                before they run.
+
+        >>> import jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> step = jaxshard_magic.shard(lambda w: (w / 2, {"norm": jnp.sum(w)}), "fsdp", mesh="cpu:8 data=8")
+        >>> rows = []
+        >>> step.on_metrics(rows.append)
+        >>> half, norm = step(jnp.ones(64))
+        >>> step.report().metrics["norm"].last, [(row.step, row.values) for row in rows]
+        ((64.0,), [(1, {'norm': 64.0})])
+        """
+        if self.watch is None:
+            LoopMonitor().follow(self)
+        if write is not None and self.watch is not None:
+            self.watch.writers.append(write)
+
+    @property
+    def keep_arguments(self) -> bool:
+        """Keep the last call's arguments alive, for `repeat`."""
+        return self._keep
+
+    @keep_arguments.setter
+    def keep_arguments(self, value: bool) -> None:
+        # Fast calls keep no arguments, so the next call has to take the slow path.
+        self._keep, self._last_call, self._fast_calls = value, None, []
+
+    def repeat(self, n: int) -> None:
+        """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
+
+        Args:
+            n: Number of timed calls to add.
+
+        Raises:
+            ShardError: The arguments of the last call were not kept: set `keep_arguments` before the call.
+        """
+        entry, inputs = self.inputs(None)
+        timings = entry.clock.repeated_s
+        self.settle()
+        enough = len(timings) + n
+        # Calls replace the constants that the program carries.
+        with Restored(list_elements(entry.consts)):
+            while len(timings) < enough:  # calls of a pipeline that record their actions are not timed
+                entry.run_timed(entry.copy_donated(inputs), timings)
+
+    @property
+    def last_profile(self) -> Profile | None:
+        """Profile of recorded calls of the last kind; None without a recording."""
+        return self._profiled[1] if self._profiled and self._profiled[0] is self.programs.current else None
+
+    @property
+    def has_inputs(self) -> bool:
+        """Return whether the arguments of the last call were kept."""
+        return self._last_call is not None
+
+    def take_profile(self, entry: CompiledStep, profile: Profile) -> None:
+        """Store a profile of `entry`, and make `entry` the program of the last kind of call."""
+        self._profiled, self.programs.current = (entry, profile), entry
+
+    def inputs(
+        self, arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None
+    ) -> tuple[CompiledStep, tuple[Any, ...]]:
+        """Return the program of a call, and the call's inputs arranged for the program.
+
+        Args:
+            arguments: `(args, kwargs)` of the call; None for the kept arguments of the last call.
+
+        Raises:
+            ShardError: `arguments` is None and no arguments were kept.
+        """
+        if arguments is None and self._last_call is not None:
+            return self._last_call
+        if arguments is None:
+            raise ShardError(
+                f"the arguments of {self.name} were not kept: set keep_arguments before it is called, or give them, "
+                "as in step.profile(args=(state, batch))"
+            )
+        flat_call, entry = self.programs.find(*arguments)
+        if self._hosts is not None:
+            flat_call = self._hosts.join_parts(entry, flat_call)
+        return entry, entry.arrange(entry.place_inputs(entry.pad_batch(flat_call.leaves), OwnOutputs()))
 
     def profile(
         self,
@@ -206,10 +393,10 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
 
     def restart(self) -> None:
         """Forget the calls so far and the settings of a trial; reports count from here. Compiled programs stay."""
-        self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
+        self.check, self.reference, self.programs.traces, self.keep_arguments = False, None, None, False
         self._profiled = self.feed_waits = self.feed_ref = None
         self.loops.restart()
-        self.recompilations.clear()
+        self.programs.recompilations.clear()
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """Return state with every array whole in one place, for evaluation or a checkpoint.
@@ -301,12 +488,41 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         Raises:
             ShardError: The step was neither called nor prepared.
         """
-        if self._current is None:
+        if self.programs.current is None:
             raise ShardError(f"{self.name} has not run yet; call it, or prepare(...) it, before asking for its report")
-        from ..analysis.summary import summarize
-
         self.settle()
-        return summarize(self, self._current)
+        return self.report_of(self.programs.current)
+
+    def report_of(self, entry: CompiledStep) -> "Report":
+        """Return the report of one program of the step, compiled or only planned."""
+        return summarize(self._run_until_now(entry), entry)
+
+    def _run_until_now(self, entry: CompiledStep) -> StepRun:
+        """Return what a report of `entry` tells of the step and its calls."""
+        monitor, loop = self.watched, self.loops.timing_of(entry)
+        saves, earlier = self.last_checkpoint_loop, self.previous_run
+        return StepRun(
+            name=self.name,
+            request=self.request,
+            plan_call=self.programs.planned_for,
+            clock=loop.clock,
+            calls=loop.calls,
+            # A plan gets a report without the recordings of other programs.
+            profile=None if entry.compile_s is None else self.last_profile,
+            metrics=None if monitor is None else monitor.run.metrics(),
+            loss=None if monitor is None else monitor.loss_name or None,
+            idle_samples={} if monitor is None else dict(monitor.idle_lines),
+            recompilations=tuple(self.programs.recompilations),
+            data_share=None if self.feed_waits is None else self.feed_waits.share,
+            previous_examples=None if earlier is None else earlier.batch_size_of(entry),
+            checkpoints=None if saves is None else saves.summary,
+            checked=self.checked,
+            alternatives=self.alternatives,
+            bytes_with_fix=self.bytes_with_fix,
+            ended=self.ended,
+            report_number=self.report_number,
+            cell=self.cell,
+        )
 
     def plan(self, *args: Any, **kwargs: Any) -> "Report":
         """Predict the report of a call with these arguments (arrays or `jax.ShapeDtypeStruct`), compiling nothing.
@@ -326,14 +542,12 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         >>> [(c.kind, c.bytes) for c in step.plan(jnp.ones((4, 4)), jnp.ones((8, 4))).collectives]
         [('all-reduce', 64)]
         """
-        from ..analysis.summary import summarize
-
-        call = self._flatten_for_plan(args, kwargs)
+        call = self.programs.flatten_for_plan(args, kwargs)
         if self.request.pipeline is not None:
-            from .pipelined_step import uncompiled_pipelined
+            from ..compilation.pipelined_step import uncompiled_pipelined
 
-            return summarize(self, uncompiled_pipelined(call, self.request, say=self.say, traces=self.traces))
-        return summarize(self, uncompiled_step(call, self.request, self.planned_for(call)))
+            return self.report_of(uncompiled_pipelined(call, self.request, say=self.say, traces=self.programs.traces))
+        return self.report_of(uncompiled_step(call, self.request, self.programs.planned_for(call)))
 
     def checkpoint(
         self, folder: "str | PathLike[str]", *, every: int | str = 100, keep: int | None = 3, resume: bool = False
@@ -393,32 +607,33 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
     def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call on the slow path: find or compile the program, place the inputs, and enable the fast path for
         later calls."""
+        name = self.programs.step.name
         if (target := target_of(self.mesh)) is not None:
             raise ShardError(
-                f"{target.name} is not attached, so {self._step.name} can't run on it: .prepare(...) with the same "
+                f"{target.name} is not attached, so {name} can't run on it: .prepare(...) with the same "
                 "arguments, or their shapes, compiles it, and .report() tells the rest"
             )
-        check_jit_enabled(self._step.name)
-        flat_call, entry = self._program_for(args, kwargs, self._hosts)
+        check_jit_enabled(name)
+        flat_call, entry = self.programs.find(args, kwargs, self._hosts)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in flat_call.leaves):
             raise ShardError(
-                f"{self._step.name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"
+                f"{name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"
             )
         if waiting_matchers:
-            notify_matchers(self, entry, flat_call.leaves)
-        if entry is not self._current:
+            feed, waits = match_feed(self, entry, flat_call.leaves) or (self.feed_ref, self.feed_waits)
+            self.feed_ref, self.feed_waits = feed, waits
+        if entry is not self.programs.current:
             self.loops.discard_intervals()
         if self._hosts is not None:
             flat_call = self._hosts.join_parts(entry, flat_call)
         # The plain step runs first, as the sharded step may donate its inputs.
-        plain = None if self.skipping else run_plain_step(self, flat_call)
+        checks = self.check and self.checked is None and not self.skipping
+        plain = (self.reference or PlainStep)(flat_call) if checks else None
         placed = entry.place_inputs(entry.pad_batch(flat_call.leaves), self._own_outputs)
         inputs = entry.arrange(placed)
         if self.count_expert_rows and entry.expert_rows is None and not self.skipping:
             entry.expert_rows = count_expert_rows(entry, placed, self.say)
         if entry.calls == 0:
-            from ..analysis.memory import peak_bytes
-
             # A device's peak is of the whole process: only a rise above this one is due to the step.
             entry.initial_peak_bytes = peak_bytes(self.mesh)
             self.say("first run")
@@ -427,13 +642,16 @@ class ShardedStep(RepeatedCalls, CopiedAsFunction):
         outs = self._run(entry, inputs)
         if self._hosts is not None:
             self._hosts.record_call(entry, inputs, outs)
-        self._current = entry
+        self.programs.current = entry
         if self.watch is not None:
             self.watch.record_call(entry, outs, self.checkpoint_loop is None or self.checkpoint_loop.computed_last)
         outs = entry.strip_padding(outs) if entry.padding else outs
         result = self._finish(entry, flat_call, placed, outs)
         if plain is not None:
-            self.checked = compare_with_plain(self, entry, plain, outs)
+            self.say("checking against the plain step")
+            # The comparison takes time between two calls that is not step time.
+            self.loops.discard_intervals()
+            self.checked = compare_call(plain, entry, outs, self.request)
         self.say("")  # ends the message of progress
         self._enable_fast_call(entry, flat_call)
         return result

@@ -3,8 +3,8 @@
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from .compiled_step import CompiledStep
-from .loop_clock import LoopClock
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.loop_clock import LoopClock
 
 
 class LoopTiming(NamedTuple):

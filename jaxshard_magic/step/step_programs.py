@@ -8,8 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jax.sharding import Mesh
-
+from ..analysis.step_facts import step_facts
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.planned_call import PlannedCall, plan_call
+from ..compilation.recompilation import Recompilation, describe_recompilation
+from ..compilation.single_program import compile_step
+from ..compilation.tracing import TraceCache
 from ..config.options import GradientOptions
 from ..config.request import Request
 from ..errors import ShardError
@@ -17,13 +21,8 @@ from ..program.flatten_call import FlatCall, flatten_call
 from ..program.gc_pause import interruptible
 from ..program.unwrap import NUMBERS, UnwrappedStep
 from ..targets import LIMIT_S
-from .compilation import compile_step
-from .compiled_step import CompiledStep
 from .multihost_calls import MultihostCalls, multihost_calls_of
-from .planned_call import PlannedCall, plan_call
-from .recompilation import Recompilation, describe_recompilation
 from .step_loops import StepLoops
-from .tracing import TraceCache
 
 if TYPE_CHECKING:
     from ..pipeline.outline import Outline
@@ -33,7 +32,7 @@ MAX_VARIANTS = 16  # programs kept that differ only in Python values
 
 
 class StepPrograms:
-    """Programs of one step under one request.
+    """Programs of one step under one request, and how they are compiled.
 
     Each program is traced, planned and compiled at the first call of its kind (types, shapes, modes).
 
@@ -43,9 +42,9 @@ class StepPrograms:
     """
 
     def __init__(self, step: UnwrappedStep, request: Request):
-        self._step = step
+        self.step = step
         self.request = request
-        self.name = request.name or self._step.name
+        self.name = request.name or step.name
         self.compile_limit = LIMIT_S  # seconds, for a target's own compiler
         self.compiling_context: Callable[[], AbstractContextManager[None]] = nullcontext  # around the compiler
         self.traces: TraceCache | None = None  # shared with other steps of the same function
@@ -53,67 +52,47 @@ class StepPrograms:
         self.on_planned: Callable[[CompiledStep], None] | None = None  # called during a long compile
         self.allow_plan_only = False  # report the plan alone if a target's compiler fails
         self.read_on_compile = False  # read each program's text before it first runs, as a report will follow
-        self._entries: dict[Hashable, CompiledStep] = {}
-        self._current: CompiledStep | None = None
-        self.loops = StepLoops(self._entries)
+        self.entries: dict[Hashable, CompiledStep] = {}
+        self.current: CompiledStep | None = None  # of the last kind of call
+        self.loops = StepLoops(self.entries)
         self.recompilations: deque[Recompilation] = deque(maxlen=100)  # in the middle of loops
         self._keys_by_loose_key: dict[Hashable, list[Hashable]] = {}  # programs that differ only in Python values
         self._last_key: Any = None  # of the last call on the slow path
         self._forgotten = 0  # calls of programs that were dropped
         self._stay_python = False  # whether the step needs its numbers as Python values
         self._never_inputs = frozenset[str]()  # names of values that the step reads and needs as Python values
-        self._hosts = multihost_calls_of(request)
+        self.hosts = multihost_calls_of(request)
         self._lock = threading.RLock()
-
-    @property
-    def strategy(self) -> str:
-        """Strategy as written, such as "fsdp+tp"."""
-        return self.request.strategy
-
-    @property
-    def mesh(self) -> Mesh:
-        """Mesh of the step."""
-        return self.request.mesh
 
     @property
     def calls(self) -> int:
         """Number of calls so far, with all kinds of arguments together."""
-        return self._forgotten + sum(entry.calls for entry in list(self._entries.values()))
+        return self._forgotten + sum(entry.calls for entry in list(self.entries.values()))
 
-    def prepare(self, *args: Any, **kwargs: Any) -> CompiledStep:
-        """Trace, plan and compile for these arguments without running; `report()` then describes the compiled program.
-
-        Takes as long as a compile, and no memory of the arguments' size.
-
-        Args:
-            *args: Arrays or `jax.ShapeDtypeStruct`, as for a call.
-            **kwargs: The same, by name.
-
-        Raises:
-            ShardError: The step can't be sharded.
-        """
-        _, self._current = self._program_for(args, kwargs)
-        return self._current
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledStep:
+        """Trace, plan and compile for these arguments without running, and make the program the current one."""
+        _, self.current = self.find(args, kwargs)
+        return self.current
 
     def prepare_for(self, call: FlatCall) -> CompiledStep:
         """Compile for the call of another program of the same function, given as its `call_shapes`."""
         with self._lock:
-            self._current = self._entries[call.key] = self._compile_own(call)
-        return self._current
+            self.current = self.entries[call.key] = self._compile_own(call)
+        return self.current
 
-    def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
+    def planned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
         """Trace and plan for these arguments, and compile nothing.
 
         For a pipeline, the whole step is planned on the mesh of one rank.
 
         Args:
-            *args: Arrays or `jax.ShapeDtypeStruct`, as for a call.
-            **kwargs: The same, by name.
+            args: Arrays or `jax.ShapeDtypeStruct`, as for a call.
+            kwargs: The same, by name.
 
         Raises:
             ShardError: The step can't be planned.
         """
-        return self.planned_for(self._flatten_for_plan(args, kwargs))
+        return self.planned_for(self.flatten_for_plan(args, kwargs))
 
     def planned_for(self, call: FlatCall, request: Request | None = None) -> PlannedCall:
         """Plan the call of another program of the same function.
@@ -129,25 +108,22 @@ class StepPrograms:
         if request.pipeline is not None:
             from ..pipeline.shardings import RankMeshes
 
-            request = replace(request.on_rank(RankMeshes(self.mesh, request.stage_axis).sub_meshes[0]), pipeline=None)
+            request = replace(
+                request.on_rank(RankMeshes(self.request.mesh, request.stage_axis).sub_meshes[0]), pipeline=None
+            )
         return plan_call(call, request, say=self.say, traces=self.traces)
 
-    def outlined(self, *args: Any, **kwargs: Any) -> "tuple[PlannedCall, Outline]":
+    def outlined(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "tuple[PlannedCall, Outline]":
         """Return the plan for these arguments, and the possible pieces for stages of a pipeline; make no stage.
 
         Raises:
             ShardError: The step can't be made into a pipeline.
         """
-        from .pipelined_step import outline_call
+        from ..compilation.pipelined_step import outline_call
 
-        call = self._flatten_for_plan(args, kwargs)
+        call = self.flatten_for_plan(args, kwargs)
         planned = self.planned_for(call)
         return planned, outline_call(call, self.request, planned.facts)
-
-    @property
-    def entry(self) -> CompiledStep | None:
-        """Program of the last kind of call; None before the first."""
-        return self._current
 
     def otherwise(self, options: GradientOptions) -> CompiledStep:
         """Compile the program of the last kind of call with other gradient options, without running it.
@@ -158,14 +134,14 @@ class StepPrograms:
         Raises:
             ShardError: The options are impossible for the step, or there was no call.
         """
-        if self._current is None or self._current.call_shapes is None:
+        if self.current is None or self.current.call_shapes is None:
             raise ShardError(f"{self.name} has no call with options to compile otherwise")
         with self._lock:
             return self._compile(
-                self._current.call_shapes, replace(self.request, gradients=options), allow_plan_only=False
+                self.current.call_shapes, replace(self.request, gradients=options), allow_plan_only=False
             )
 
-    def _program_for(
+    def find(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], hosts: MultihostCalls | None = None
     ) -> tuple[FlatCall, CompiledStep]:
         """Return a call, flattened, and its program, compiled if new.
@@ -176,25 +152,25 @@ class StepPrograms:
             hosts: Hosts that make the call; they meet before the program is made.
         """
         with self._lock:
-            flat_call = self._flatten(self._step, args, kwargs)
+            flat_call = self._flatten(self.step, args, kwargs)
             # Hosts compare the call before they compile: different programs would wait for each other's collectives.
             if hosts is not None:
-                known = self._entries.get(flat_call.key)
+                known = self.entries.get(flat_call.key)
                 hosts.meet_for_call(self.name, known, partial(hosts.describe_new_call, flat_call))
-            read = self._changed_reads(flat_call) if flat_call.key not in self._entries else frozenset[str]()
-            if flat_call.key not in self._entries and flat_call.loose_key in self._keys_by_loose_key:
+            read = self._changed_reads(flat_call) if flat_call.key not in self.entries else frozenset[str]()
+            if flat_call.key not in self.entries and flat_call.loose_key in self._keys_by_loose_key:
                 flat_call = self._with_traced_values(flat_call, read, args, kwargs)
-            if flat_call.key not in self._entries:
-                before, looping = self._current, self.loops.has_calls
-                entry = self._entries[flat_call.key] = self._compile_on_hosts(flat_call)
-                known = flat_call if self._hosts is None else self._hosts.with_program_key(flat_call)
+            if flat_call.key not in self.entries:
+                before, looping = self.current, self.loops.has_calls
+                entry = self.entries[flat_call.key] = self._compile_on_hosts(flat_call)
+                known = flat_call if self.hosts is None else self.hosts.with_program_key(flat_call)
                 self._keys_by_loose_key.setdefault(known.loose_key, []).append(known.key)
                 self._evict_oldest(known.loose_key)
                 if before is not None and looping:
                     read = read or flat_call.changed_reads(self._last_key)
                     self.recompilations.append(describe_recompilation(before, entry, self.calls + 1, read))
             self._last_key = flat_call.key
-            return flat_call, self._entries[flat_call.key]
+            return flat_call, self.entries[flat_call.key]
 
     def _changed_reads(self, flat_call: FlatCall) -> frozenset[str]:
         """Return the names of values read besides the arguments that have changed since the last call of this loose
@@ -206,18 +182,18 @@ class StepPrograms:
         """Drop the oldest programs of a loose key, as a step may have other Python values in each call."""
         keys = self._keys_by_loose_key[loose]
         while len(keys) > MAX_VARIANTS:
-            entry = self._entries.pop(keys.pop(0), None)
+            entry = self.entries.pop(keys.pop(0), None)
             self._forgotten += 0 if entry is None else entry.calls
 
     def _flatten(self, step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
         """Return a call flattened as made on this host, under the key of its program."""
         flat_call = flatten_call(step, args, kwargs)
-        return flat_call if self._hosts is None else self._hosts.with_program_key(flat_call)
+        return flat_call if self.hosts is None else self.hosts.with_program_key(flat_call)
 
-    def _flatten_for_plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
+    def flatten_for_plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
         """Return a call flattened for planning, with global shapes on several hosts."""
-        flat_call = flatten_call(self._step, args, kwargs)
-        return flat_call if self._hosts is None else self._hosts.with_global_shapes(flat_call, self.say)
+        flat_call = flatten_call(self.step, args, kwargs)
+        return flat_call if self.hosts is None else self.hosts.with_global_shapes(flat_call, self.say)
 
     def _with_traced_values(
         self, flat_call: FlatCall, read: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -229,43 +205,41 @@ class StepPrograms:
         them as Python values, tracing fails; the call then stays as it is, and so do these numbers or names in later
         calls.
         """
-        numbers = self._step.numbers
+        numbers = self.step.numbers
         if not self._stay_python and not read:
             numbers = NUMBERS - {bool}
-        traced_names = self._step.input_names | (read - self._never_inputs if self._can_trace_reads else frozenset())
-        if (numbers, traced_names) == (self._step.numbers, self._step.input_names):
+        traced_names = self.step.input_names | (read - self._never_inputs if self._can_trace_reads else frozenset())
+        if (numbers, traced_names) == (self.step.numbers, self.step.input_names):
             return flat_call
-        step = replace(self._step, numbers=numbers, input_names=traced_names)
+        step = replace(self.step, numbers=numbers, input_names=traced_names)
         retried = self._flatten(step, args, kwargs)
         try:
-            if retried.key not in self._entries:
-                self._entries[retried.key] = self._compile_on_hosts(retried)
+            if retried.key not in self.entries:
+                self.entries[retried.key] = self._compile_on_hosts(retried)
         # What a function does with a tracer in place of a Python value may fail in any of these ways.
         except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError):
             self._stay_python |= not read
             self._never_inputs |= read
             return flat_call
-        self._step = step
+        self.step = step
         return retried
 
     @property
     def _can_trace_reads(self) -> bool:
         """Return whether programs can have inputs besides the arguments: on one host, for a whole-array step without a
         pipeline."""
-        return self._hosts is None and not self.request.per_device and self.request.pipeline is None
+        return self.hosts is None and not self.request.per_device and self.request.pipeline is None
 
     def _compile_on_hosts(self, flat_call: FlatCall) -> CompiledStep:
         """Return the program of a call as made on this host."""
-        if self._hosts is None:
+        if self.hosts is None:
             return self._compile_own(flat_call)
-        return self._hosts.compile_call(self._compile_own, self.say, flat_call)
+        return self.hosts.compile_call(self._compile_own, self.say, flat_call)
 
     def _compile_own(self, flat_call: FlatCall) -> CompiledStep:
         """Compile under the step's own request, and read the program's text at once if asked to."""
         entry = self._compile(flat_call, self.request, allow_plan_only=self.allow_plan_only, on_planned=self.on_planned)
         if self.read_on_compile:
-            from ..analysis.step_facts import step_facts
-
             self.say("reading the compiled program")
             step_facts(entry)
         return entry
@@ -284,7 +258,7 @@ class StepPrograms:
         # Python drops an interrupt that comes while JAX's function for garbage collections runs.
         with interruptible():
             if request.pipeline is not None:
-                from .pipelined_step import compile_pipelined
+                from ..compilation.pipelined_step import compile_pipelined
 
                 return compile_pipelined(flat_call, request, on_planned=on_planned, **how)
             return compile_step(flat_call, request, allow_plan_only=allow_plan_only, on_planned=on_planned, **how)

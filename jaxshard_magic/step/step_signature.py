@@ -1,12 +1,10 @@
 """Identify a step by its parameters, to recognize a later run of the same step."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..compilation.compiled_step import CompiledStep
 from ..program.roles import OPTIMIZER, PARAMS
-
-if TYPE_CHECKING:
-    from .compiled_step import CompiledStep
 
 
 @dataclass(frozen=True)
@@ -21,12 +19,12 @@ class StepSignature:
     state: frozenset[tuple[str, tuple[int, ...], Any]]
     examples: int | None
 
-    def batch_size_of(self, later: "CompiledStep") -> int | None:
+    def batch_size_of(self, later: CompiledStep) -> int | None:
         """Return the batch size if `later` runs the same step, with a model of the same parameters; else None."""
         return self.examples if self.state and self.state == step_signature(later).state else None
 
 
-def step_signature(entry: "CompiledStep") -> StepSignature:
+def step_signature(entry: CompiledStep) -> StepSignature:
     """Return the signature of a program's calls."""
     state = ((x.path, x.shape, x.dtype) for x in entry.plan.leaves if x.role in (PARAMS, OPTIMIZER))
     return StepSignature(frozenset(state), entry.examples)

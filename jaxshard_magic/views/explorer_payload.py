@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxshard_magic.config.strategies import EXPLORED
 from jaxshard_magic.report import Collective
 from jaxshard_magic.report.device_leaves import stored_bytes
-from jaxshard_magic.report.exports import PageWidget
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
 from jaxshard_magic.views.leaves_payload import ROLES
@@ -21,11 +20,6 @@ VERSION = 1
 def packed_explorer(ex: "Explorer") -> bytes:
     """Return the payload as compact JSON in UTF-8, compressed with zlib."""
     return compressed(payload(ex))
-
-
-def page_widget(ex: "Explorer") -> PageWidget:
-    """Return the explorer's widget for a standalone page."""
-    return PageWidget("explore", packed_explorer(ex), {**state(ex), "leaf": None, "device": None})
 
 
 def payload(ex: "Explorer") -> dict[str, Any]:

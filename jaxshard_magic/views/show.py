@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from jaxshard_magic.display import writable
 from jaxshard_magic.errors import ShardError, list_names, unknown_name
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.records import Displayable, JsonRecord
 from jaxshard_magic.views import html, widget_page
-from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
 from jaxshard_magic.views.training.payload import packed_training
 

@@ -1,10 +1,8 @@
 """Text for terminals: display width, padding, wrapping, bars and tables."""
 
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
-from typing import TextIO
 from unicodedata import east_asian_width
 
 from jaxshard_magic.views.format import MINUS, SPACE, UNKNOWN, printable
@@ -13,35 +11,6 @@ EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 _TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
 _SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
-
-
-# Substitutes for signs that a terminal can't encode, one column each.
-_ALIKE = dict(
-    zip("\u00a0\u202f–−─│·×’…ℹ↑≥✓✔✖✗⚠█▉▊▋▌▍▎▏░▒▓▚▁▂▃▄▅▆▇", "  ---|.x'~i^>++xx!#####:::.=%/_.,-=+*", strict=True)
-)
-
-
-def writable(text: str, stream: TextIO | None = None) -> str:
-    """Replace signs that a stream can't encode by similar signs.
-
-    Args:
-        text: Text to write.
-        stream: Stream with an encoding; standard output by default.
-    """
-    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
-    if _encodes(text, encoding):
-        return text
-    alike = {ord(c): sign for c, sign in _ALIKE.items() if not _encodes(c, encoding)}
-    # Signs without a substitute become question marks.
-    return text.translate(alike).encode(encoding, "replace").decode(encoding)
-
-
-def _encodes(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def text_width(width: int | None) -> int:

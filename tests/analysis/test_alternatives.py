@@ -8,8 +8,8 @@ import pytest
 from support.cells import STEP
 
 import jaxshard_magic
-from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.report import Alternative, MeshInfo, Report
+from jaxshard_magic.step.alternatives import compile_alternatives
 from jaxshard_magic.views import option_table
 
 WIDTH, LAYERS, EXAMPLES = 64, 6, 2048
@@ -62,7 +62,7 @@ def test_too_long_compiles_are_left_out_and_said():
 @pytest.mark.ci
 def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
     step = sharded(microbatches=2, remat="full")
-    compiled, asked = step.otherwise, []
+    compiled, asked = step.programs.otherwise, []
 
     def otherwise(inside):
         asked.append(inside)
@@ -70,7 +70,7 @@ def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
             raise KeyboardInterrupt
         return compiled(inside)
 
-    monkeypatch.setattr(step, "otherwise", otherwise)
+    monkeypatch.setattr(step.programs, "otherwise", otherwise)
     own, first, *others = compile_alternatives(step, 600)
     assert own.peak and first.peak and len(asked) == 2
     assert [a.why for a in others] == ["not compiled: interrupted"] * 3

@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic import strategies
 from jaxshard_magic.analysis.check import compare, limit_of
+from jaxshard_magic.compilation import planned_call
 from jaxshard_magic.config.request import make_request
 from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.report import MeshInfo, Report
-from jaxshard_magic.step import ShardedStep, planned_call
+from jaxshard_magic.step import ShardedStep
 
 RNG = np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)).astype("f")}
@@ -30,23 +31,25 @@ def shard(fn, spoil=None, **options):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     batch = {"batch": P("data")} if "batch" in inspect.signature(fn).parameters else {}
     request = make_request("dp", mesh, specs=batch, check=True, **options)
-    return ShardedStep(fn, request) if spoil is None else Spoiled(fn, request, spoil)
+    step = ShardedStep(fn, request)
+    if spoil is not None:
+        plan_wrongly(step, spoil)
+    return step
 
 
-class Spoiled(ShardedStep):
-    """A step whose plan is wrong."""
+def plan_wrongly(step, spoil):
+    """From here on the plans of `step` are wrong."""
+    compile_call = step.programs._compile
 
-    def __init__(self, fn, request, spoil):
-        super().__init__(fn, request)
-        self._spoil = spoil
-
-    def _compile(self, flat_call, request, **how):
+    def compile_spoiled(flat_call, request, **how):
         def spoiled(facts, request):
             right, names = strategies.plan(facts, request), [path_name(p) for p in facts.traced.out_paths]
-            return replace(right, run=lambda *xs: list(map(self._spoil, names, right.run(*xs))))
+            return replace(right, run=lambda *xs: list(map(spoil, names, right.run(*xs))))
 
         with mock.patch.object(planned_call, "plan", spoiled):
-            return super()._compile(flat_call, request, **how)
+            return compile_call(flat_call, request, **how)
+
+    step.programs._compile = compile_spoiled
 
 
 adam = optax.adam(1e-2)

@@ -10,9 +10,9 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import ShardError
+from jaxshard_magic.compilation import single_program
 from jaxshard_magic.pipeline import executor, jobs
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import compilation
 
 WIDTH, LAYERS = 64, 4
 FORMS = {
@@ -214,9 +214,9 @@ def test_the_plan_of_a_pipeline_is_told_while_its_stages_compile(monkeypatch):
         may_end.set()
 
     monkeypatch.setattr(jobs, "compile_lowered", slow)
-    monkeypatch.setattr(compilation, "EARLY_S", 0.0)
+    monkeypatch.setattr(single_program, "EARLY_S", 0.0)
     step, (state, rows) = sharded("data"), arguments()
-    step.on_planned = early
+    step.programs.on_planned = early
     state, _ = step(state, rows)
     step(state, rows)
     assert told == [step.entry.early_plan]

@@ -9,8 +9,8 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import ShardError
+from jaxshard_magic.compilation import single_program
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import compilation
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 STRATEGIES = {"dp": "data=8", "fsdp": "data=8", "tp": "model=8", "fsdp+tp": "data=4 model=2"}
@@ -51,7 +51,7 @@ def no_compiler(monkeypatch):
     def refused(*_, **__):
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr(compilation, "compile_in_thread", refused)
+    monkeypatch.setattr(single_program, "compile_in_thread", refused)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

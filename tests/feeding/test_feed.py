@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_loop_without_and_one_program_runs(strategy, me
     want, losses = trained(plain, batches(6))
     got, others = trained(fed, feed(batches(6)))
     assert np.array_equal(got, want) and others == losses
-    assert fed.calls == 6 and len(fed._entries) == 1 and not waiting_matchers
+    assert fed.calls == 6 and len(fed.programs.entries) == 1 and not waiting_matchers
 
 
 def test_later_batches_lie_as_the_step_has_them_and_dicts_keep_their_order():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.step.alternatives import compile_alternatives
 
 WIDTH, EXAMPLES, DEVICES = 128, 64, 8
 WEIGHT = WIDTH * WIDTH

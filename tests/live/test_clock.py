@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.step import CompiledStep, compiled_step, loop_clock
-from jaxshard_magic.step.loop_clock import COPIES, GAP, START_TO_END, STEP_TO_STEP, LoopClock, StepTime
+from jaxshard_magic.compilation import compiled_step, loop_clock
+from jaxshard_magic.compilation.compiled_step import CompiledStep
+from jaxshard_magic.compilation.loop_clock import COPIES, GAP, START_TO_END, STEP_TO_STEP, LoopClock, StepTime
 
 STEP, DISPATCH, AHEAD = 10e-3, 0.2e-3, 32  # seconds, seconds, calls that run ahead of the device
 

@@ -8,10 +8,10 @@ import pytest
 from IPython.utils.capture import capture_output
 from support.cells import LOOP, STEP
 
+from jaxshard_magic.compilation.compiled_step import CompiledStep
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep
-from jaxshard_magic.step.compiled_step import CompiledStep
 
 STOPS = """
 for i in range(30):

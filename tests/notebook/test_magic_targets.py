@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxshard_magic import ShardError, api
-from jaxshard_magic.step import target_compile
+from jaxshard_magic.compilation import target_compile
 from jaxshard_magic.targets import CompilerFailed
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")

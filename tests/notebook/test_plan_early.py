@@ -17,10 +17,11 @@ from jaxshard_magic import compile_wait
 from jaxshard_magic.analysis.plan_prediction import differences
 from jaxshard_magic.analysis.step_facts import step_facts
 from jaxshard_magic.analysis.summary import summarize
+from jaxshard_magic.compilation import single_program
 from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.shard_cell import ShardCell
 from jaxshard_magic.program import compiling
-from jaxshard_magic.step import ShardedStep, compilation
+from jaxshard_magic.step import ShardedStep
 from jaxshard_magic.views import show
 
 WEIGHTS, ROWS = np.ones((64, 32), np.float32), np.ones((16, 64), np.float32)
@@ -42,13 +43,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return compile_lowered(lowered)
 
     monkeypatch.setattr(compiling, "compile_lowered", compiled)
-    monkeypatch.setattr(compilation, "EARLY_S", 0.0)
+    monkeypatch.setattr(single_program, "EARLY_S", 0.0)
     return told
 
 
 def sharded(early: Callable) -> ShardedStep:
     step = jaxshard_magic.shard(train_step, "dp", mesh="cpu:8 data=8")
-    step.on_planned = early
+    step.programs.on_planned = early
     return step
 
 
@@ -83,7 +84,7 @@ def test_an_interrupt_while_the_plan_is_told_ends_the_wait_and_the_step_can_be_c
     step = sharded(early)
     with pytest.raises(KeyboardInterrupt):
         step(WEIGHTS, ROWS)
-    step.on_planned = None
+    step.programs.on_planned = None
     step(WEIGHTS, ROWS)
     assert step.calls == 1
 
@@ -157,7 +158,7 @@ def test_a_plan_that_has_no_report_is_one_line_and_the_step_goes_on(notebook: No
             raise ZeroDivisionError("of a test")
         return summarize(step, entry)
 
-    monkeypatch.setattr("jaxshard_magic.analysis.summary.summarize", broken)
+    monkeypatch.setattr("jaxshard_magic.step.sharded_step.summarize", broken)
     notebook.run(GIVEN)
     with capture_output() as said:
         notebook.run(f"%%shard dp\n{STEP}{LOOP}")

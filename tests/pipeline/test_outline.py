@@ -16,7 +16,7 @@ LAYER = 2 * WIDTH * 2 * WIDTH * F32  # bytes of a block's two weights
 
 def outlined(step, args, mesh="pipe=4", **options):
     sharded = jaxshard_magic.shard(step, "pp", mesh=mesh, **options)
-    return sharded, sharded.outlined(*args)[1]
+    return sharded, sharded.programs.outlined(args, {})[1]
 
 
 def chain(stack):

@@ -15,8 +15,8 @@ from support.thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic import schedule
-from jaxshard_magic.analysis.alternatives import compile_alternatives
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.step.alternatives import compile_alternatives
 
 WITHIN = 2e-5  # of Adam's steps: rounding of a gradient near zero turns into more
 

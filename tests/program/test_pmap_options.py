@@ -32,7 +32,7 @@ from support.per_device import (
     whole,
 )
 
-from jaxshard_magic.analysis.alternatives import compile_alternatives
+from jaxshard_magic.step.alternatives import compile_alternatives
 
 GRADIENTS = 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)  # bytes
 

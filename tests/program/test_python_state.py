@@ -226,7 +226,7 @@ def test_numbers_and_arrays_that_change_become_inputs_of_one_program():
     for i in range(8):
         names.update(rate=0.1 / (i + 1), x=jnp.asarray(X) + i)
         same(step(W), names["step"](W))
-    assert len(step._entries) == 2
+    assert len(step.programs.entries) == 2
     assert {"rate", "x"} <= {leaf.path for leaf in step.report().leaves}
     assert names["rate"] == 0.1 / 8  # it has its own value again after each trace
 
@@ -237,7 +237,7 @@ def test_of_values_that_decide_branches_the_newest_programs_are_kept():
     for i in range(20):
         names["i"] = i
         same(step(W, X), names["step"](W, X))
-    assert len(step._entries) == 16 and step.calls == 20
+    assert len(step.programs.entries) == 16 and step.calls == 20
 
 
 def test_a_recompile_in_a_loop_names_what_had_changed():
@@ -245,7 +245,7 @@ def test_a_recompile_in_a_loop_names_what_had_changed():
     step = shard(names["step"])
     for names["warm"] in (True, True, False):
         step(W, X)
-    assert step.recompilations[-1].changes == ("warm, which the step reads, is another value",)
+    assert step.programs.recompilations[-1].changes == ("warm, which the step reads, is another value",)
 
 
 def test_objects_in_a_model_that_is_an_argument_are_read_in_each_call():
@@ -294,7 +294,7 @@ def test_a_jitted_function_of_a_step_reads_once_as_jax_has_it():
     step = shard(names["step"])
     for names["rate"] in (0.1, 0.5):
         same(step(W, X), names["step"](W, X))
-    assert len(step._entries) == 1
+    assert len(step.programs.entries) == 1
 
 
 class Trainer:
@@ -466,7 +466,7 @@ def test_a_table_that_a_step_fills_once_is_filled():
     step = shard(names["step"])
     for _ in range(3):
         same(step(W, X), names["step"](W, X))
-    assert names["table"] == {"n": 4} and len(step._entries) <= 2
+    assert names["table"] == {"n": 4} and len(step.programs.entries) <= 2
 
 
 def test_what_runs_when_a_step_is_traced_alone_is_told():

@@ -56,7 +56,7 @@ def test_every_way_to_write_a_step_gives_the_plain_numbers(way, monkeypatch):
         same((state, loss), (plain, expected))
         if call == 0:
             no_way_back(monkeypatch)
-    assert step.calls == 4 and len(step._entries) == 1
+    assert step.calls == 4 and len(step.programs.entries) == 1
 
 
 def test_partials_bind_arrays_and_keywords(monkeypatch):
@@ -107,7 +107,7 @@ def test_another_batch_size_makes_another_program_and_both_stay(monkeypatch):
     no_way_back(monkeypatch)
     for batch in (BATCH, small, BATCH):
         same(step(params(), batch), descend(params(), batch))
-    assert len(step._entries) == 2
+    assert len(step.programs.entries) == 2
 
 
 def test_weak_types_are_told_apart_as_jit_does():
@@ -122,7 +122,7 @@ def test_a_python_counter_makes_one_more_program_at_most():
     count = 0
     for _ in range(4):
         count = step(count, BATCH)
-    assert int(count) == 4 and len(step._entries) <= 2
+    assert int(count) == 4 and len(step.programs.entries) <= 2
 
 
 def test_strict_calls_work_without_jaxs_private_names():
@@ -149,7 +149,7 @@ def test_a_plain_functions_numbers_stay_python():
     for layers, flag in itertools.product((1, 2, 3), (True, False)):
         one, other = sharded_step(params(), BATCH, layers, flag), step(params(), BATCH, layers, flag)
         assert one is other is None or same(one, other) is None
-    assert len(sharded_step._entries) == 6
+    assert len(sharded_step.programs.entries) == 6
 
 
 def test_a_plain_functions_changing_number_is_traced_where_it_can_be():
@@ -159,7 +159,7 @@ def test_a_plain_functions_changing_number_is_traced_where_it_can_be():
     sharded_step = shard(step)
     for epoch in range(6):
         same(sharded_step(params(), BATCH, epoch), step(params(), BATCH, epoch))
-    assert len(sharded_step._entries) == 2
+    assert len(sharded_step.programs.entries) == 2
 
 
 def test_prepare_compiles_for_shapes_alone():
@@ -173,7 +173,7 @@ def test_prepare_compiles_for_shapes_alone():
 
 def test_progress_says_what_takes_long():
     step, said = shard(jax.jit(descend)), []
-    step.progress = said.append
+    step.programs.progress = said.append
     step(params(), BATCH)
     step(params(), BATCH)
     assert said == ["tracing", "planning dp", "compiling for 2 devices", "first run", ""]
@@ -209,7 +209,7 @@ def test_objects_without_arrays_are_held_by_value():
         same(sharded_step(params(), BATCH, config), step(params(), BATCH, config))
     config.sizes.append(1)
     same(sharded_step(params(), BATCH, config), step(params(), BATCH, config))
-    assert len(sharded_step._entries) == 2
+    assert len(sharded_step.programs.entries) == 2
 
 
 def test_a_sharded_step_is_sharded_anew_from_the_plain_one():

@@ -183,7 +183,7 @@ def test_objects_that_other_nnx_transforms_used_meanwhile_are_still_right():
         jitted(*plain, BATCH)
         jitted(*plain, BATCH)
     same(numbers(*mine), numbers(*plain))
-    assert len(step._entries) == 1
+    assert len(step.programs.entries) == 1
 
 
 def test_bare_arrays_trees_in_variables_and_python_counters_are_updated():

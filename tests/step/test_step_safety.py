@@ -60,7 +60,7 @@ def test_arrays_that_lie_elsewhere_are_moved():
     divided = jax.device_put(BATCH, NamedSharding(step.mesh, P("data")))
     for state, batch in ((there, BATCH), (params(), divided), (there, divided), (params(), BATCH)):
         same(step(state, batch), descend(params(), BATCH))
-    assert len(step._entries) == 1
+    assert len(step.programs.entries) == 1
 
 
 def test_closed_over_arrays_are_placed_once():
@@ -179,7 +179,7 @@ def test_threads_may_call_one_step():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors and step.calls == 80 and len(step._entries) == 2
+    assert not errors and step.calls == 80 and len(step.programs.entries) == 2
 
 
 @pytest.mark.ci

@@ -118,14 +118,14 @@ ROWS: Sequence[Refused] = (
         pasted="here",
     ),
     Refused(
-        "step.tracing.trace_call",
+        "compilation.tracing.trace_call",
         "%%shard pmap",
         "dp",
         "train_step = jax.pmap(lambda x: jax.lax.psum(x, 'batch'), axis_name='batch')\ny = train_step(x)",
         "x = jnp.ones((8, 16))",
     ),
     Refused(
-        "step.pipeline_microbatches.rewrite_in_microbatches",
+        "compilation.pipeline_microbatches.rewrite_in_microbatches",
         "--schedule 1f1b",
         "pp --schedule interleaved --chunks 2",
         before=DATA.replace("jnp.mean(x ** 2)", "jnp.mean(jax.nn.log_softmax(x @ x.T))"),

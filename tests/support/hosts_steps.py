@@ -348,7 +348,7 @@ def fed(how: str, strategy: str, mesh: str, **options: Any) -> dict[str, Any]:
             found[name].append(float(loss))
             kinds.append(isinstance(batch["x"], jax.Array))
         found["kinds"] = kinds
-        found["programs"] = len(sharded._entries)
+        found["programs"] = len(sharded.programs.entries)
     return found
 
 

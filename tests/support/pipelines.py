@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 import jaxshard_magic
+from jaxshard_magic.compilation.tracing import capture_at_sizes, trace_call
 from jaxshard_magic.config.request import make_request
 from jaxshard_magic.gradients.accumulate import AccumulatedGradient
 from jaxshard_magic.gradients.captures import needed_captures
@@ -21,7 +22,6 @@ from jaxshard_magic.program.trace import Traced
 from jaxshard_magic.program.unwrap import unwrap_step
 from jaxshard_magic.report import Check
 from jaxshard_magic.schedule import make
-from jaxshard_magic.step.tracing import capture_at_sizes, trace_call
 from jaxshard_magic.strategies import find_facts
 
 Made = tuple[Callable[..., Any], Sequence[Any]]  # a step, and the arguments of one call

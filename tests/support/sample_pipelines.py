@@ -8,10 +8,10 @@ from random import Random
 from support.sample_reports import MIB, attached
 
 from jaxshard_magic import schedule
-from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Pipeline, PipelineEvent, PipelineRank, RefusedSchedule, Report
 from jaxshard_magic.schedule import Costs, Schedule
+from jaxshard_magic.schedule.timeline import timeline
 
 MS = 1e-3
 UNEVEN_16 = Costs([MS] * 15 + [1.1 * MS], [MS] * 15 + [1.1 * MS], [MS] * 15 + [1.1 * MS], transfer=0.05 * MS)

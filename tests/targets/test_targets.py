@@ -155,7 +155,7 @@ def test_the_time_limit_ends_the_compiler_and_the_next_compile_works():
     built()
     pid = the_compiler().pid
     step = sharded(slow)
-    step.compile_limit = 1
+    step.programs.compile_limit = 1
     message = refusal(lambda: step.prepare(Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32)))
     assert message.startswith(
         "the compiler has not finished within 1 s and was stopped. A step that scans over its layers compiles faster; "

@@ -29,10 +29,10 @@ from support.sample_reports import (
     wrong,
 )
 
+from jaxshard_magic.display import writable
 from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, TimeSpread, Timing
 from jaxshard_magic.views import device_memory, figure_marks, words
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.text import display_width
 
 DATA = Path(__file__).parents[1] / "data"

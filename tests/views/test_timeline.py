@@ -15,10 +15,10 @@ from support.sample_pipelines import PIPELINES, interleaved, measured, one_f_one
 from support.sample_reports import attached
 
 from jaxshard_magic import schedule
-from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs
+from jaxshard_magic.schedule.timeline import timeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.payload import payload

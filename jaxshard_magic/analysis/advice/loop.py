@@ -7,12 +7,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ...code_locations import location_text
+from ...compilation.recompilation import Recompilation
 from ...report import Advice, Metrics, Timing
 from ...units import seconds_text as time
 from ...units import share_text as share
 
 if TYPE_CHECKING:
-    from ...step.recompilation import Recompilation
     from .case import Case
 
 WAITS = 0.2  # share of the time from call to call spent outside of the step; more is a warning
@@ -46,7 +46,7 @@ class TrainingLoop:
     timing: Timing | None = None
     metrics: Metrics | None = None
     loss: str | None = None
-    recompiled: "Sequence[Recompilation]" = ()
+    recompiled: Sequence[Recompilation] = ()
     idle_at: tuple[str, int, int] | None = None
     idle: int = 0
 

@@ -11,9 +11,9 @@ from ...report import Advice, Pipeline, WhatIf
 from ...schedule import NAMES, Costs, Schedule, simulate
 from ...schedule.actions import parse_entry
 from ...schedule.grid import from_rows
+from ...schedule.timeline import simulate_choice
 from ...units import byte_text, time_text
 from ...units import percent_text as _share
-from ..timeline import simulate_choice
 from .layer_moves import Unit, describe_moves, moves_to_even, with_moves
 
 ENOUGH = 4  # microbatches per stage

@@ -1,9 +1,10 @@
-"""Pictures by name, for reports, pipelines and comparisons."""
+"""Pictures by name, for reports, pipelines, comparisons and choices."""
 
 from collections.abc import Mapping
 from functools import partial
 
 from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.exports import Picture
 from jaxshard_magic.views.comparison import data
@@ -35,3 +36,9 @@ def pipeline_pictures(p: Pipeline) -> Mapping[str, Picture]:
 def comparison_pictures(comparison: Comparison) -> Mapping[str, Picture]:
     """Return the chart of a comparison; empty for fewer than two points."""
     return {"comparison": partial(charts.comparison, comparison)} if len(data.trial_points(comparison)) > 1 else {}
+
+
+def choice_pictures(choice: Choice) -> Mapping[str, Picture]:
+    """Return the pictures of the compiled candidates, and of the report of the choice."""
+    chosen = {} if choice.report is None else report_pictures(choice.report)
+    return {**comparison_pictures(choice.comparison), **chosen}

@@ -1,6 +1,7 @@
 """Report in words: verdict, key figures, and sentences shared by all views."""
 
 # `import x as x` marks a re-export for type checkers and linters.
+from jaxshard_magic.report import options_text as options_text
 from jaxshard_magic.units import percent_text as percent_text
 from jaxshard_magic.units import time_text as time_text
 from jaxshard_magic.units import usage_text as usage_text
@@ -78,7 +79,6 @@ from jaxshard_magic.views.words.run import largest_difference as largest_differe
 from jaxshard_magic.views.words.run import named_text as named_text
 from jaxshard_magic.views.words.run import noise_lines as noise_lines
 from jaxshard_magic.views.words.run import notes as notes
-from jaxshard_magic.views.words.run import options_text as options_text
 from jaxshard_magic.views.words.run import origin_notes as origin_notes
 from jaxshard_magic.views.words.run import reported_devices as reported_devices
 from jaxshard_magic.views.words.run import result_lines as result_lines

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from jaxshard_magic.report import Check, EarlyEnd, MeshInfo, Report
 from jaxshard_magic.views.format import byte_text, count_text, difference_text, number_text, seconds_text
@@ -83,27 +82,6 @@ def named_text(report: Report) -> str:
     """
     name = report.name if report.name != report.strategy else ""
     return ", ".join(filter(None, [name, "" if report.number is None else f"report {report.number}"]))
-
-
-def options_text(report: Report) -> str:
-    """Return the given options as typed: `--rule "wte=P('model')" --precision bf16`.
-
-    A pipeline's options begin with its schedule, given or not.
-    """
-    schedule: dict[str, Any] = {} if report.pipeline is None else {"schedule": report.pipeline.schedule}
-    words: list[str] = []
-    for name, value in (schedule | report.options).items():
-        flag = "--" + {"specs": "spec", "rules": "rule"}.get(name, name).replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, dict):
-            words += [f'{flag} "{key}={item}"' for key, item in value.items()]
-        elif isinstance(value, (list, tuple)):
-            words += [f'{flag} "{item}"' for item in value]
-        elif value is not None and value is not False and value != "":
-            text = str(value)
-            words.append(f'{flag} "{text}"' if " " in text else f"{flag} {text}")
-    return " ".join(words)
 
 
 LeafNote = tuple[str, str]  # (path of a leaf, its difference or the number of noisy values)

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from ..errors import ShardError
-from ..report import Bubble, Pipeline, PipelineEvent, PipelineRank, RefusedSchedule, WhatIf
-from ..schedule import NAMES, Costs, Schedule, Simulation, make, simulate
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report import Bubble, Pipeline, PipelineEvent, PipelineRank, RefusedSchedule, WhatIf
+from jaxshard_magic.schedule.costs import Costs
+from jaxshard_magic.schedule.grid import Schedule
+from jaxshard_magic.schedule.registry import NAMES, make
+from jaxshard_magic.schedule.simulate import Simulation, simulate
 
 # Actions simulated for all alternatives together: about half a second.
 _ACTIONS = 120_000

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..analysis.step_facts import step_facts
+from ..compilation.compiled_step import CompiledStep
 from ..config.options import REDUCE, GradientOptions
 from ..errors import ShardError
 from ..program.per_device import PerDeviceTrace
 from ..report import Alternative
-from .step_facts import step_facts
 
 if TYPE_CHECKING:
-    from ..step import ShardedStep
-    from ..step.compiled_step import CompiledStep
+    from .sharded_step import ShardedStep
 
 
 def compile_alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]:
@@ -49,7 +49,7 @@ def compile_alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternati
             results.append(Alternative(change, why=skip_reason))
             continue
         try:
-            results.append(_measure_program(step.otherwise(inside), change))
+            results.append(_measure_program(step.programs.otherwise(inside), change))
         except ShardError as error:
             results.append(Alternative(change, why=str(error)))
         except KeyboardInterrupt:
@@ -77,7 +77,7 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
                 yield f"--reduce {how}", replace(inside, reduce=how)
 
 
-def _measure_program(entry: "CompiledStep", change: str) -> Alternative:
+def _measure_program(entry: CompiledStep, change: str) -> Alternative:
     """Return peak bytes, FLOPs and bytes sent of one compiled program, as a row of the comparison."""
     reading, shares = step_facts(entry), entry.plan.shares
     devices = reading.memory.per_device if reading.memory is not None else ()

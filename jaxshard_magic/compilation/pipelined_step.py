@@ -37,13 +37,13 @@ from ..program.trace import Traced
 from ..strategies import find_facts, plan
 from ..targets import LIMIT_S, CompileResult, Target, target_of
 from ..temporary import run_in_context
-from . import compilation
+from . import single_program
 from .attention_choice import TracedPlan, choose_attention
-from .compilation import source_file, with_equinox_errors
 from .compiled_step import CompiledStep, type_key
 from .donation import choose_donated
 from .pipeline_microbatches import rewrite_in_microbatches
 from .planned_call import mesh_context, trace_or_reuse, with_memory_kinds
+from .single_program import source_file, with_equinox_errors
 from .target_compile import canonical_source_files, compile_lowered_for_target, read_argument_mask
 from .tracing import TraceCache, capture_gradients, with_blocked_scans
 
@@ -343,7 +343,7 @@ def _compile_stages(
             planned_only.append(_pipelined_step(flat_call, request, call, pipeline, donated))
             on_planned(planned_only[0])
 
-    with while_compiling(announce_plan, compilation.EARLY_S):
+    with while_compiling(announce_plan, single_program.EARLY_S):
         if target is None:
             with beside(), capture_messages() as log:
                 pipeline.compile(calls_host=calls_host)
