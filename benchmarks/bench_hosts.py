@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from jaxshard_magic.hosts import barrier_interval, cell_run, engine, starting
+from jaxshard_magic.hosts import cell_run, engine, starting, step_barrier
 from jaxshard_magic.hosts.spec import HostsSpec
 
 MEETING_MS, DISPATCH_MS, PLACING_MS = 2.0, 20.0, 5.0
@@ -178,8 +178,8 @@ def main() -> None:
         taken = meetings(many)
         often = (
             ""
-            if many <= barrier_interval.MAX_HOSTS_EVERY_STEP
-            else f", every {barrier_interval.steps_between(taken / 1e3, 0.02)} steps of 20 ms"
+            if many <= step_barrier.MAX_HOSTS_EVERY_STEP
+            else f", every {step_barrier.steps_between(taken / 1e3, 0.02)} steps of 20 ms"
         )
         print(f"a meeting of {many} clients, all on these cores: {taken:.2f} ms{often}")
     sys.exit(meeting > MEETING_MS or placing > PLACING_MS or dispatch > DISPATCH_MS)

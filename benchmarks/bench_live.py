@@ -30,8 +30,8 @@ from in_kernel import good_in_kernel
 
 import jaxshard_magic
 from jaxshard_magic.live import LiveRun, MetricsRow
-from jaxshard_magic.notebook import training_view
-from jaxshard_magic.notebook.progress import Progress, line_for, training
+from jaxshard_magic.notebook import loop_progress, training_view
+from jaxshard_magic.notebook.progress import Progress, line_for
 from jaxshard_magic.notebook.training_view import TrainingOutput
 from jaxshard_magic.step import LoopMonitor, ShardedStep
 from jaxshard_magic.views import show
@@ -84,7 +84,7 @@ def loop(step: ShardedStep, w: Any, batch: Any, steps: int) -> float:
 
 def ratios(shell: Any, rounds: int) -> bool:
     """Runs in the kernel; whether the median is within the limit."""
-    training.EVIDENT = training_view.EVIDENT = 0.0  # the loops are short
+    loop_progress.EVIDENT = training_view.EVIDENT = 0.0  # the loops are short
     step, w, batch = made()
     of, read, without, busy = [], [], [], []
     for i in range(rounds):
@@ -124,7 +124,7 @@ class followed:
 
     def __enter__(self) -> LoopMonitor:
         self._progress.__enter__()
-        told = training.LoopProgress(self._watch.finished_calls, lambda: STEPS, self._watch.sample_activity)
+        told = loop_progress.LoopProgress(self._watch.finished_calls, lambda: STEPS, self._watch.sample_activity)
         self._following = self._progress.following(told, self._view)
         self._following.__enter__()
         self._watch.follow(self._step)

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 from in_kernel import good_in_kernel
 
 import jaxshard_magic
-from jaxshard_magic.notebook.progress import Progress, line_for, training
+from jaxshard_magic.notebook import loop_progress
+from jaxshard_magic.notebook.progress import Progress, line_for
 from jaxshard_magic.step import LoopMonitor, ShardedStep
 
 LIMIT = 1.01
@@ -70,7 +71,7 @@ def told(step: ShardedStep, params: Any, batch: Any, steps: int, shell: Any) -> 
     watch = LoopMonitor()
     with (
         Progress(line_for(shell), label="train_step") as progress,
-        progress.following(training.LoopProgress(watch.finished_calls, lambda: steps)),
+        progress.following(loop_progress.LoopProgress(watch.finished_calls, lambda: steps)),
     ):
         watch.follow(step)
         taken = loop(step, params, batch, steps)
@@ -82,7 +83,7 @@ def told(step: ShardedStep, params: Any, batch: Any, steps: int, shell: Any) -> 
 
 def ratios(shell: Any, rounds: int) -> bool:
     """Runs in the kernel; whether all are within the limit."""
-    training.EVIDENT = 0.0  # the loops are short
+    loop_progress.EVIDENT = 0.0  # the loops are short
     good = True
     for name in STEPS:
         step, params, batch = made(name)

@@ -1,11 +1,13 @@
-"""Locations in the user's code for readers: `cell [3], line 4` in text, `[3]:4` in tables."""
+"""Locations in the user's code for readers: `cell [3], line 4` in text, `[3]:4` in tables.
 
+IPython in a terminal, ipykernel and Colab each give cells file names of their own, which `is_cell_file` knows.
+"""
+
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
-
-from .cell_files import cell_number, is_cell_file
 
 Numbering = Callable[[Any, str], int | None]  # (shell, file name) to the number of a cell; None for no cell
 _numberings: WeakKeyDictionary[Any, Numbering] = WeakKeyDictionary()  # by shell, the latest registered last
@@ -129,3 +131,33 @@ def short_location(name: str | None, line: int) -> str:
     ('[3]:4', 'models/gpt.py:12', '3')
     """
     return str(line) if name is None or name.startswith("<") else f"{name.removeprefix('cell ')}:{line}"
+
+
+_CELL = re.compile(
+    r"<ipython-input-(?P<terminal>\d+)-\w+>"
+    r"|.*[/\\]ipykernel_\d+[/\\]\d+\.py"
+    r"|.*[/\\]ipython-input-(?:(?P<colab>\d+)-)?\d+\.py"
+)
+# Regular expression for the part of a cell's file name with the number of a kernel or a cell. Without it, the same cell
+# has the same name in every session.
+OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=[</]ipython-input-)\d+-"
+
+
+def is_cell_file(file: str) -> bool:
+    """Return whether a file name is that of a notebook cell.
+
+    >>> is_cell_file("<ipython-input-3-0a1b>"), is_cell_file("/tmp/ipykernel_81/2938.py"), is_cell_file("/tmp/gpt.py")
+    (True, True, False)
+    """
+    return _CELL.fullmatch(file) is not None
+
+
+def cell_number(file: str) -> int | None:
+    """Return a cell's number from its file name, None where the name has none.
+
+    >>> cell_number("<ipython-input-3-0a1b>"), cell_number("/tmp/ipython-input-4-2938.py"), cell_number("/tmp/gpt.py")
+    (3, 4, None)
+    """
+    found = _CELL.fullmatch(file)
+    number = found and (found["terminal"] or found["colab"])
+    return int(number) if number else None

@@ -32,7 +32,7 @@ from support.sample_reports import attached
 from support.weight_files import loaded
 
 from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
-from jaxshard_magic.checkpoints.listing import list_checkpoints as checkpoints_listed
+from jaxshard_magic.checkpoints.store import list_checkpoints as checkpoints_listed
 from jaxshard_magic.checkpoints.weight_loading import list_arrays
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History

@@ -5,7 +5,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from ..compilation.compiled_step import CompiledStep
-from ..config.from_line import apply_line
+from ..config.request import apply_line
 from ..errors import ShardError
 from ..hardware import Chip
 from ..program.phases import BACKWARD

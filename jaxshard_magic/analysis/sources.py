@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..cell_files import is_cell_file
-from ..code_locations import file_label
+from ..code_locations import file_label, is_cell_file
 from ..report import SourceExcerpt
 from .frames import Frame
 

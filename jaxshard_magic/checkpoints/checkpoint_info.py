@@ -1,12 +1,18 @@
-"""Description of a checkpoint, saved beside the arrays."""
+"""Description of a checkpoint, saved beside the arrays; and values as JSON, in which small arrays become text, exact to
+the bit."""
 
 import hashlib
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
+from ..device_arrays import to_numpy
 from ..errors import ShardError
 from ..packages import versions
 
@@ -105,3 +111,41 @@ def hash_of(leaves: Sequence[SavedLeaf]) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of paths, shapes and dtypes, in any order."""
     rows = sorted([leaf.path, list(leaf.shape), leaf.dtype] for leaf in leaves)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+_ARRAY = "__array__"
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value in the types of JSON.
+
+    Args:
+        value: Dicts (keys become text), lists, tuples (which come back as lists), numbers, text, None and arrays.
+
+    Raises:
+        TypeError: The value has another type in it.
+
+    >>> from_json_value(to_json_value({"n": 1, "x": np.ones(2, "float32")}))
+    {'n': 1, 'x': array([1., 1.], dtype=float32)}
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): to_json_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_value(v) for v in value]
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = np.ascontiguousarray(to_numpy(value)).reshape(np.shape(value))
+        return {_ARRAY: [array.dtype.name, list(array.shape), b64encode(array.tobytes()).decode()]}
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def from_json_value(value: Any) -> Any:
+    """Return the value that was given to `to_json_value`, with numpy arrays."""
+    if isinstance(value, dict) and set(value) == {_ARRAY}:
+        dtype, shape, text = value[_ARRAY]
+        # Over bytes instead of a bytearray, numpy's array would be read-only.
+        return np.frombuffer(bytearray(b64decode(text)), jnp.dtype(dtype)).reshape(shape)
+    if isinstance(value, dict):
+        return {k: from_json_value(v) for k, v in value.items()}
+    return [from_json_value(v) for v in value] if isinstance(value, list) else value

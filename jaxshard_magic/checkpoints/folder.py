@@ -1,4 +1,7 @@
-"""A folder of checkpoints on a disk that all hosts share: creation, a lock for one writer, and file system errors."""
+"""A folder of checkpoints on a disk that all hosts share: creation, a lock for one writer, and file system errors.
+
+An error of one host is raised on every host (`run_on_first_host`, `run_on_all_hosts`).
+"""
 
 import errno
 import os
@@ -7,15 +10,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import jax
 
-from ..coordination import gather_texts, is_multiprocess
+from ..coordination import ProcessFailed, SharedCalls, gather_texts, is_multiprocess, run_on_first
 from ..errors import ShardError, did_you_mean, printable
 from ..temporary import UndoUnlessFinished
-from .host_agreement import run_on_first_host
 
 LOCK = ".jaxshard-saving"
 META = "meta"  # subfolder of a checkpoint with its description
@@ -264,3 +266,52 @@ def _number_of(error: BaseException | None) -> int | None:
             return error.errno
         error = error.__cause__ or error.__context__
     return None
+
+
+T = TypeVar("T")
+
+
+def run_on_first_host(make: Callable[[], str]) -> str:
+    """Return `make()` of host 0 on all hosts.
+
+    Args:
+        make: Runs on host 0 alone.
+
+    Raises:
+        ShardError: On all hosts, if `make` raises one on host 0.
+    """
+    try:
+        return run_on_first(make)
+    except ProcessFailed as failed:
+        raise ShardError(str(failed)) from None
+
+
+def run_on_all_hosts(make: Callable[[], T]) -> T:
+    """Return this host's `make()` once it has succeeded on all hosts.
+
+    Args:
+        make: Runs on each host.
+
+    Raises:
+        ShardError: On all hosts, if `make` raises one on some host. The text is the first failed host's, after its
+            number unless all hosts failed with the same text.
+    """
+    results: list[T] = []
+    errors: list[ShardError] = []
+
+    def attempt() -> str:
+        try:
+            results.append(make())
+        except ShardError as error:
+            errors.append(error)
+        return "".join(map(str, errors))
+
+    with SharedCalls() as all_of:
+        messages = all_of(attempt)
+    # The original error keeps its cause and its `fix`; the gathered text has neither.
+    if len(messages) == 1 and errors:
+        raise errors[0]
+    host = next((i for i, line in enumerate(messages) if line), None)
+    if host is not None:
+        raise ShardError(messages[host] if len(set(messages)) == 1 else f"host {host}: {messages[host]}")
+    return results[0]

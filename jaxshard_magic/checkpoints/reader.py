@@ -14,11 +14,18 @@ from ..errors import ShardError, list_names
 from ..files import read_limited
 from ..packages import install_command
 from . import checksums
-from .checkpoint_info import CheckpointInfo
+from .checkpoint_info import CheckpointInfo, from_json_value
 from .chunked_reads import read_arrays
-from .folder import META, filesystem_error, first_line, is_complete, is_number, suggest_name
-from .host_agreement import run_on_all_hosts, run_on_first_host
-from .json_values import from_json_value
+from .folder import (
+    META,
+    filesystem_error,
+    first_line,
+    is_complete,
+    is_number,
+    run_on_all_hosts,
+    run_on_first_host,
+    suggest_name,
+)
 
 STATE = "state"
 _METADATA = 1 << 30  # bytes of the JSON of a checkpoint, at most; it includes the log of a loop

@@ -19,7 +19,7 @@ from ..device_arrays import put, to_numpy
 from ..errors import ShardError, list_names, unknown_name
 from ..program.flatten_call import nnx_objects
 from .checkpoint_info import SavedLeaf
-from .state_parts import first_words, paths_by_prefix
+from .state_match import first_words, paths_by_prefix
 
 _NUMBERS = (bool, int, float, complex)
 _COUNTS = ("step", "count", "gradient_step")  # names in Flax's training states and optimizers, and in optax

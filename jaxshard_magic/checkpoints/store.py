@@ -1,10 +1,13 @@
-"""A folder of numbered checkpoints, each of them complete or absent."""
+"""A folder of numbered checkpoints, each of them complete or absent.
+
+A save in progress is awaited in a thread of its own, so that hosts learn meanwhile of a failure on another host.
+"""
 
 import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,12 +17,12 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from ..coordination import LONG_S, NamedBarriers, ProcessFailed, gather_texts, is_multiprocess
+from ..coordination import LONG_S, LOOK_S, NamedBarriers, ProcessFailed, gather_texts, is_multiprocess
 from ..device_arrays import to_numpy
-from ..errors import ShardError
+from ..errors import ShardError, printable
 from ..temporary import TemporaryChange
 from . import checksums
-from .checkpoint_info import CheckpointInfo
+from .checkpoint_info import CheckpointInfo, to_json_value
 from .chunked_reads import chunk_bytes
 from .folder import (
     META,
@@ -30,10 +33,8 @@ from .folder import (
     check_writable,
     filesystem_error,
     make_folder,
+    run_on_first_host,
 )
-from .host_agreement import run_on_first_host
-from .json_values import to_json_value
-from .pending_save import PendingSave
 from .reader import STATE, CheckpointReader, import_orbax, without_empty_arrays
 
 WHY_S = 10.0  # seconds to wait for the error of a host that failed
@@ -258,7 +259,7 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
                 self._lock.release()
                 closed.set()
 
-    def _saving(self, manager: Any, step: int) -> PendingSave:
+    def _saving(self, manager: Any, step: int) -> "PendingSave":
         """Return the save that a manager is writing; on host 0 the checksums of its files are a part of it."""
         first = jax.process_index() == 0
         return PendingSave(manager, self._passage, partial(_sum_up, self.folder / str(step)) if first else lambda: None)
@@ -325,7 +326,7 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _end_failed_save(self, step: int, error: Exception, writing: PendingSave | None = None) -> ShardError:
+    def _end_failed_save(self, step: int, error: Exception, writing: "PendingSave | None" = None) -> ShardError:
         """End a failed save, and return its error, with the same text on all hosts."""
         own = _own(error)
         if self._passage is None:
@@ -379,3 +380,81 @@ def _sum_up(checkpoint: Path) -> None:
     # After an interrupt as the save began, nothing may have been written.
     if checkpoint.is_dir():
         checksums.write(checkpoint)
+
+
+LEAVE_S = 10.0  # seconds for Orbax's threads to end after `cancel`
+
+
+class PendingSave:
+    """Save in progress.
+
+    Args:
+        manager: Orbax's manager, which is writing from now on.
+        passage: Barriers of the hosts during the save; None with one process.
+        then: Called once Orbax has written; a part of the save.
+    """
+
+    def __init__(self, manager: Any, passage: NamedBarriers | None, then: Callable[[], object]):
+        self._manager, self._passage, self._then = manager, passage, then
+        self._error: BaseException | None = None
+        # `Thread.join` would not do: in Python 3.11 an interrupted join marks the running thread as ended.
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True).start()
+
+    def is_over(self, seconds: float | None) -> bool:
+        """Return whether the save ends within `seconds`, written or failed; None for no limit."""
+        return self._over.wait(seconds)
+
+    def wait(self) -> None:
+        """Wait until the save is written. An interrupt ends the wait, not the save.
+
+        Raises the save's own error, and ProcessFailed if another host's part failed.
+        """
+        while not self.is_over(None if self._passage is None else LOOK_S):
+            if self._passage is not None:
+                self._passage.raise_if_failed()
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> bool:
+        """Cancel a save that has failed here or on another host. Return whether Orbax's threads end within 10 s."""
+        if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
+            # Orbax's threads would wait 600 s for files of host 0 that never come.
+            cancel.cancel()
+        return self.is_over(LEAVE_S)
+
+    def _run(self) -> None:
+        """Wait for Orbax and call `then`; keep an error for `wait`."""
+        try:
+            self._manager.wait_until_finished()
+            self._then()
+        except BaseException as error:  # raised by `wait`
+            self._error = error
+        finally:
+            self._over.set()
+
+
+def list_checkpoints(store: CheckpointStore) -> list[str]:
+    """Return one line for each checkpoint, and one for interrupted saves, which are removed.
+
+    Raises ShardError if the folder has none.
+    """
+    lines, torn = [], store.remove_interrupted()
+    for step in store.steps():
+        try:
+            saved = store.info(step)
+        except ShardError as error:
+            lines.append(str(error))
+            continue
+        versions = ", ".join(f"{name} {number}" for name, number in saved.versions.items())
+        lines.append(
+            f"checkpoint {step}: {len(saved.leaves)} arrays, {saved.strategy} on {saved.mesh}, {saved.when}, "
+            f"{versions}, hash {saved.hash}"
+        )
+    if strays := store.incomplete_names():
+        lines.append(f"no checkpoints, or damaged ones, as they don't tell what is in them: {', '.join(strays)}")
+    if torn:
+        lines.append(f"cut off while they were saved, and removed: {', '.join(torn)}")
+    if not lines:
+        raise ShardError(f"{store.name} has no checkpoints.{store.name_suggestion} %shard save DIR state makes one")
+    return [printable(line) for line in lines]

@@ -20,7 +20,7 @@ from ..errors import ShardError, list_names, printable
 from .checkpoint_info import SavedLeaf
 from .name_rules import NamePair, NameRule, Order, dotted, pair_file_names
 from .state_arrays import StateArrays
-from .state_check import check_same
+from .state_match import check_same
 from .weight_files import SAFETENSORS_DTYPES, FileArray, memory_mapped, read_headers, unpacked
 
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")  # between dots or slashes

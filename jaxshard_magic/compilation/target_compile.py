@@ -13,8 +13,7 @@ from jax._src.config import hlo_source_file_canonicalization_regex
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from ..cell_files import OF_ONE_SESSION
-from ..code_locations import location_text
+from ..code_locations import OF_ONE_SESSION, location_text
 from ..errors import ShardError
 from ..program.source_lines import is_user_file
 from ..program.thread_state import override_setting

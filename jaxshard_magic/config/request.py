@@ -1,7 +1,12 @@
-"""`Request`: a strategy on a mesh with options, checked against each other."""
+"""`Request`: a strategy on a mesh with options, checked against each other.
 
+A line of the magics, or options alone, also change a request (`apply_line`): `--microbatches 8`, `%%shard fsdp
+--attention heads`, `%mesh v5e:8x8 data=64`.
+"""
+
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -12,8 +17,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .. import hardware
 from ..errors import ShardError, did_you_mean, list_names
-from ..specs import compile_rule, parse_spec
+from ..specs import compile_rule, parse_assignment, parse_rule, parse_spec
 from ..targets import target_of
+from .mesh import MeshSpec
 from .options import DATA, GradientOptions, PipelineOptions, PositionOptions
 from .pipeline_microbatches import pipeline_options
 from .strategies import STRATEGIES
@@ -296,3 +302,54 @@ def _rule(pattern: str, spec: SpecLike) -> tuple[str, PartitionSpec]:
 
 def _text(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
+
+
+_LINES = ("%%shard ", "%mesh ", "--")
+
+
+def is_line(text: str) -> bool:
+    """Return whether a text is a line of the magics, or options for one; else the text is code."""
+    return text.startswith(_LINES) and "\n" not in text
+
+
+def apply_line(line: str, request: Request, mesh_of: Callable[[str], Mesh] | None = None) -> Request:
+    """Return `request` with the changes of a line.
+
+    Args:
+        line: Options, a `%%shard` line with options, or a `%mesh` line.
+        request: Request so far.
+        mesh_of: Makes a mesh from mesh text; by default of the same devices, or of the first of them if fewer are
+            needed.
+
+    Raises:
+        ShardError: The strategy or the mesh doesn't allow the change.
+    """
+    make_mesh = mesh_of or (lambda text: _on_same_devices(request.mesh, text))
+    if line.startswith("%mesh "):
+        return request.changed(mesh=make_mesh(line.removeprefix("%mesh ")))
+    words, given = shlex.split(line.removeprefix("%%shard ")), dict[str, Any]()
+    strategy = words.pop(0) if words and not words[0].startswith("--") else None
+    while words:
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        text = words.pop(0) if words and not words[0].startswith("--") else True
+        given[name] = int(text) if isinstance(text, str) and text.isdecimal() else text
+    if "mesh" in given:
+        given["mesh"] = make_mesh(given["mesh"])
+    specs, rules = request.specs, request.rules
+    if "spec" in given:
+        name, spec = parse_assignment(given.pop("spec"))
+        specs = {**specs, name: spec}
+    if "rule" in given:
+        rule = parse_rule(given.pop("rule"))
+        rules = rules if rule in rules else (rule, *rules)
+    return replace(request, specs=specs, rules=rules).changed(strategy, **given)
+
+
+def _on_same_devices(mesh: Mesh, text: str) -> Mesh:
+    """Return a mesh of the first devices of `mesh`, with the axes of a text."""
+    axes = MeshSpec.parse(text).resolve(mesh.size)
+    names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
+    if prod(sizes) > mesh.size:
+        raise ShardError(f"mesh {text} takes {prod(sizes)} devices, and there are {mesh.size}")
+    devices = mesh.devices.reshape(-1)[: prod(sizes)].reshape(sizes)
+    return Mesh(devices, names, axis_types=(mesh.axis_types[0],) * len(names))

@@ -8,11 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..packages import installed, jax_requirements
-from .environment import environment_findings, notebook
+from .environment import compiler_findings, environment_findings, loaded, notebook, versions
 from .findings import Doctor as Doctor
 from .findings import DoctorFinding as DoctorFinding
 from .findings import one_line
-from .packages import compiler_findings, loaded, versions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -48,7 +47,7 @@ def examine(
         from ..coordination import is_multiprocess
         from .connectivity import connectivity
         from .devices import devices
-        from .processes import process_findings
+        from .hosts import process_findings
 
         allowed, cpu_devices = (getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices"))
         findings += devices(known, variables, allowed or "")

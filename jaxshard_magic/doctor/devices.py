@@ -12,8 +12,8 @@ import jax
 
 from ..packages import CUDA, TPU
 from ..units import limit_text
+from .environment import INSTALL_CUDA, INSTALL_TPU, Versions
 from .findings import DoctorFinding, one_line
-from .packages import INSTALL_CUDA, INSTALL_TPU, Versions
 
 AREA = "devices"
 SMI_LIMIT_S = 10.0

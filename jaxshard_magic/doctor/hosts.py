@@ -1,14 +1,22 @@
-"""Findings about several hosts: answers, equal versions and devices, connections and their speed."""
+"""Findings about several hosts: answers, equal versions and devices, connections and their speed.
 
+The hosts of a multi-host program examine themselves from within, in `process_findings`; all processes take part.
+"""
+
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import count
+from platform import node
 
-from ..packages import OURS
+import jax
+
+from ..packages import OURS, program_versions
 from ..units import rate_text, seconds_text
 from .connectivity import ring_rate
 from .findings import DoctorFinding
-from .reachability import BIG, SERVICE_S, SILENT, Reachability
+from .reachability import BIG, REDUCE_S, SERVICE_S, SILENT, Reachability, exchange, reach
 
 AREA = "hosts"
 MOST = 8  # failed pairs listed one by one
@@ -230,3 +238,42 @@ def _on(who: Sequence[str]) -> str:
 
 def _host_names(hosts: Mapping[int, str] | Sequence[int]) -> str:
     return " and ".join(f"host {host}" for host in hosts)
+
+
+AGAIN = "start the program again on all hosts"
+_numbers = count()  # number keys alike on all processes, which make the same examinations in the same order
+
+
+def process_findings() -> Iterator[DoctorFinding]:
+    """Yield findings about all processes of `jax.distributed`.
+
+    All processes must call it. It ends within two minutes, even without one of them.
+    """
+    name = f"jaxshard/doctor/{next(_numbers)}"
+    said = exchange(f"{name}/host", json.dumps(asdict(this_host())), SERVICE_S)
+    if gone := [f"host {host}" for host, each in enumerate(said) if each is None]:
+        fix = f"call doctor() on all hosts; where they do, {AGAIN}"
+        late = f"{', '.join(gone)}: not come to this examination within {SERVICE_S:g} s"
+        yield DoctorFinding(AREA, "hosts", late, "error", fix)
+        return
+    hosts = [Host(**json.loads(each)) for each in said if each is not None]
+    told = exchange(f"{name}/found", json.dumps(asdict(reach(name))), REDUCE_S + SERVICE_S)
+    yield from host_findings(hosts, {}, [None if each is None else _reached(each) for each in told], AGAIN)
+
+
+def this_host() -> Host:
+    """Return the description of this process for the others."""
+    own = jax.local_devices()
+    return Host(node(), program_versions(), own[0].platform, own[0].device_kind, len(own))
+
+
+def _reached(text: str) -> Reachability:
+    """Return the `Reachability` in a process's JSON text."""
+    said = json.loads(text)
+    reduced = said["reduced"]
+    return Reachability(
+        tuple(said["heard"]),
+        # JSON has turned tuples into lists.
+        tuple((peer, each) for peer, each in said["pairs"]),
+        tuple(reduced) if isinstance(reduced, list) else reduced,
+    )

@@ -15,10 +15,9 @@ from ..report import Leaf, MeshInfo
 from ..report.exports import Exportable
 from ..search.trials import described
 from ..specs import parse_spec, validate_spec
-from .array import ExploredArray, ExploredLayout, index_of, linked_arrays
+from .arrays import ExploredArray, ExploredLayout, index_of, linked_arrays
 from .device_source import DeviceSource
-from .explored_step import CompiledLine, ExploredStep, RefusedLine
-from .layouts import PlannedLayouts
+from .explored_step import CompiledLine, ExploredStep, PlannedLayouts, RefusedLine
 from .line import ShardLine, path_regex
 from .shard_sizes import DimAxes, MeshAxes, dim_axes, fit_to_mesh, num_replicas, shard_bytes, spec_of
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..errors import ShardError, quoted
 from ..step import ShardedStep
-from .batch_placement import BatchPlacement
-from .batch_trees import as_numpy, map_leaves, row_count
+from .batches import BatchPlacement, as_numpy, map_leaves, row_count
 from .position import Position, parse_position, state_kind
 from .prefetch import Prefetcher, SharedLoader
 

@@ -13,6 +13,7 @@ barrier and leave: nobody waits in a collective, and all hosts have the state of
   once before the first step, and the second time.
 """
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -20,11 +21,16 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..coordination import BarrierTimeout, barrier, get_key, set_key
-from . import barrier_interval
 
 HOUR_S = 3600.0
 LEAVING_S = 10.0
 INTERRUPTED = "interrupted"
+
+# Up to this number of hosts there is a barrier before every step: 2.4 ms for 32 hosts on two cores.
+MAX_HOSTS_EVERY_STEP = 32
+SHARE = 0.01  # of the step time that barriers may take, above that number of hosts
+MAX_INTERVAL = 256  # steps
+FIRST_MEASURED = 8  # number of the barrier at which the interval is first measured
 
 
 class HostFailed(RuntimeError):
@@ -68,9 +74,9 @@ class StepBarrier:
 
     def __init__(self, cell: str, host: int, hosts: int, interval: int | None = None):
         self._cell, self._host = cell, host
-        self._measured = interval is None and hosts > barrier_interval.MAX_HOSTS_EVERY_STEP
+        self._measured = interval is None and hosts > MAX_HOSTS_EVERY_STEP
         self.interval = interval or 1
-        self._clock = barrier_interval.Clock()
+        self._clock = Clock()
         self._meetings = 0
         self._due = 0  # number of steps at the next barrier
         self._asked = 0  # number of interrupts
@@ -100,12 +106,12 @@ class StepBarrier:
             self._report_end(INTERRUPTED)
         elif call is not None and call.is_new:
             self._request_look()
-        measured = self._measured and barrier_interval.is_measured_at(self._meetings + 1)
+        measured = self._measured and is_measured_at(self._meetings + 1)
         if measured and self._host == 0:
             # Host 0 alone measures: hosts with intervals of their own would wait at different steps.
             set_key(
                 f"{self._key}/every/{self._meetings + 1}",
-                str(barrier_interval.steps_between(*self._clock.read(self.steps))),
+                str(steps_between(*self._clock.read(self.steps))),
             )
         start = time.monotonic()
         try:
@@ -191,3 +197,54 @@ class StepBarrier:
         # Before the first step there is no result whose assignment could be lost.
         if self._asked > 1 or self._meetings == 0:
             raise KeyboardInterrupt
+
+
+def steps_between(barrier_s: float, step_s: float) -> int:
+    """Return the number of steps between two barriers, chosen so that barriers take `SHARE` of the step time.
+
+    Args:
+        barrier_s: Seconds of one barrier.
+        step_s: Seconds of one step; 0 or less gives `MAX_INTERVAL`.
+
+    Returns:
+        Between 1 and `MAX_INTERVAL`.
+
+    >>> steps_between(0.0047, 0.2), steps_between(0.0047, 0.01), steps_between(0.0007, 0.2)
+    (3, 47, 1)
+    """
+    return min(max(math.ceil(barrier_s / (SHARE * step_s)), 1), MAX_INTERVAL) if step_s > 0 else MAX_INTERVAL
+
+
+def is_measured_at(meeting: int) -> bool:
+    """Return whether hosts agree on a new interval at this barrier, counted from 1: at `FIRST_MEASURED`, then at every
+    power of two."""
+    return meeting >= FIRST_MEASURED and meeting & (meeting - 1) == 0
+
+
+class Clock:
+    """Step and barrier times of one host since the last `read`."""
+
+    def __init__(self) -> None:
+        self._begin(0)
+
+    def add_barrier(self, seconds: float) -> None:
+        """Add the time of one barrier."""
+        self._meetings.append(seconds)
+
+    def read(self, steps: int) -> tuple[float, float]:
+        """Return the seconds of a barrier and of a step, and start anew.
+
+        Args:
+            steps: Steps made so far, since the cell began.
+
+        Returns:
+            Time of the shortest barrier (0 without any), and mean time of a step outside barriers.
+        """
+        steps_s = time.monotonic() - self._since - sum(self._meetings)
+        # The shortest barrier has the least time of waiting for slower hosts in it.
+        times = min(self._meetings, default=0.0), steps_s / max(steps - self._steps, 1)
+        self._begin(steps)
+        return times
+
+    def _begin(self, steps: int) -> None:
+        self._since, self._steps, self._meetings = time.monotonic(), steps, list[float]()

@@ -1,9 +1,7 @@
 """Metrics of a running training loop: bounded series of numbers, and the run that they describe."""
 
-from .queue import Call, PendingCalls
-from .rates import CallSequence, CallWork, RateMeter, WorkDone
-from .run import LiveRun, MetricsRow
-from .series import Bucket, Series
+from .calls import Call, CallSequence, CallWork, PendingCalls, RateMeter, WorkDone
+from .run import Bucket, LiveRun, MetricsRow, Series
 
 __all__ = [
     "Bucket",

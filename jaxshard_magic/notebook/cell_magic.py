@@ -6,15 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..temporary import UndoUnlessFinished
-from . import cells, compare_cell
-from .auto_cell import AutoCell
+from . import cells, search_cells
 from .checkpointing import Checkpointing
+from .displays import LiveOutput
 from .early_reports import EarlyReports
 from .later_calls import LaterCalls
-from .live_output import LiveOutput
 from .mesh_line import Meshes
 from .options import ShardOptions, check_output, compiled_only, with_strategies, with_strategy
 from .progress import Progress
+from .search_cells import AutoCell
 from .session import ShardSession
 from .shard_cell import (
     ShardCell,
@@ -164,7 +164,7 @@ class CellMagic:
         """
         options, words = with_strategies(options)
         this = self._parse_cell(options, line, source, self._meshes.for_comparison)
-        comparison, stopped = compare_cell.compare_strategies(this, words)
+        comparison, stopped = search_cells.compare_strategies(this, words)
         comparison = self._session.add_comparison(comparison)
         self._keep_trials(comparison, this.code)
         # A cell that raises has no value: the comparison is displayed below the line about the interrupt.
@@ -224,7 +224,7 @@ class CellMagic:
         Yields:
             The loop lengths for the run of the cell; None without a monitor.
         """
-        from .progress.training import LoopProgress
+        from .loop_progress import LoopProgress
 
         if watch is None:
             yield None

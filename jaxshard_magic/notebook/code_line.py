@@ -4,8 +4,7 @@ import inspect
 import linecache
 from typing import TYPE_CHECKING, Any
 
-from ..cell_files import is_cell_file
-from ..code_locations import cell_name
+from ..code_locations import cell_name, is_cell_file
 from ..errors import ShardError
 from ..introspect import is_iterator, static_attribute
 from ..report.records import writable_path

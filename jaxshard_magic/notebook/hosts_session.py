@@ -1,9 +1,9 @@
 """Cells on all hosts of a mesh: send each cell to the hosts instead of running it in the kernel, and display the
 output.
 
-An input transformer, like `%autopx` of ipyparallel, hands each cell to `%%hosts`. Output of host 0 appears as if the
-cell ran in the kernel; output of another host appears folded, and only if different. A Report arrives as data and is
-displayed by the views of the kernel.
+An input transformer, like `%autopx` of ipyparallel, hands each cell to `%%hosts`; `%%here` runs a cell in the kernel.
+Output of host 0 appears as if the cell ran in the kernel; output of another host appears folded, and only if different.
+A Report arrives as data and is displayed by the views of the kernel.
 """
 
 import re
@@ -14,13 +14,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from ..errors import ShardError
 from .cells import Interrupted
 from .displays import say
-from .hosts_names import HostNamespace
 from .hosts_output import HostsOutput
+from .hosts_values import HostNamespace
 from .progress import Progress, line_for
 
 if TYPE_CHECKING:
@@ -396,3 +397,33 @@ def _transform_cell(lines: list[str]) -> list[str]:
     if runs_in_kernel(text):
         return lines
     return [f"get_ipython().run_cell_magic('hosts', '', {text!r})\n"]
+
+
+@magics_class
+class HostsMagics(Magics):
+    """Magics that run a cell on the hosts or in the kernel.
+
+    The input transformer of `hosts_session` turns each cell into a call of `%%hosts`.
+
+    Args:
+        shell: IPython's shell.
+        hosts: Hosts of the notebook.
+    """
+
+    def __init__(self, shell: Any, hosts: "HostsSession"):
+        super().__init__(shell)
+        self._shell, self._hosts = shell, hosts
+
+    @no_var_expand
+    @cell_magic
+    def hosts(self, line: str, cell: str) -> Any:
+        """Run a cell on all hosts of the mesh, as every cell does while there are any; its value is host 0's."""
+        # IPython leaves frames with this local variable out of tracebacks.
+        __tracebackhide__ = True
+        return self._hosts.run_cell(cell)
+
+    @no_var_expand
+    @cell_magic
+    def here(self, line: str, cell: str) -> None:
+        """Run a cell in this kernel, also while cells run on hosts."""
+        self._shell.run_cell(cell).raise_error()

@@ -93,8 +93,8 @@ class LaterCalls:
         # In a terminal the cell may be drawing a progress bar of its own by then, and a line would overwrite the bar.
         if watch is not self._watch or not self._session.progress or not getattr(self._shell, "kernel", None):
             return
+        from .loop_progress import LoopProgress
         from .progress import Progress, line_for
-        from .progress.training import LoopProgress
         from .training_view import TrainingOutput
 
         view = TrainingOutput(watch.run, self._session.view, stays=True)

@@ -10,7 +10,7 @@ from IPython.core import completer
 from ..code_locations import forget_cells, number_cells
 from ..temporary import end_abandoned
 from . import cells, completions, displays
-from .hosts_magics import HostsMagics
+from .hosts_session import HostsMagics
 from .magics import ShardMagics
 
 if TYPE_CHECKING:

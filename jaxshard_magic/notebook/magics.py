@@ -9,10 +9,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from ..errors import ShardError
-from . import cells, compare_cell, completions, mesh_line
+from . import cells, completions, mesh_line, search_cells
 from .cell_magic import CellMagic
 from .displays import say
-from .doctor_line import run_doctor_line
 from .early_reports import EarlyReports
 from .history_line import HistoryWriter
 from .hosts_session import HostsSession
@@ -184,7 +183,7 @@ class ShardMagics(Magics):
             ShardError: The command is unknown, or no step has run.
         """
         if options.words[:1] == ("doctor",):
-            return run_doctor_line(options, self.hosts, self._meshes)
+            return _run_doctor_line(options, self.hosts, self._meshes)
         if options.words[:1] == ("abstract",):
             self._made_abstract(options)
             return None
@@ -209,7 +208,7 @@ class ShardMagics(Magics):
         """Compare stored reports: `%shard compare 3 5`."""
         # Reports of the running cell are written after it; the line has to find them already.
         self.history_writer.write()
-        return compare_cell.compare_reports(self.session.history, words, self.shell.user_ns, self.history_writer.store)
+        return search_cells.compare_reports(self.session.history, words, self.shell.user_ns, self.history_writer.store)
 
     def _check_output(self, options: LineOptions) -> None:
         """Raise `ShardError` if `-o` names a variable that the last step or the line itself reads."""
@@ -276,3 +275,30 @@ class ShardMagics(Magics):
             raise ShardError("%shard abstract takes the names of what is to become shapes: %shard abstract state")
         for line in abstract_names(self.shell.user_ns, names):
             say(line)
+
+
+def _run_doctor_line(options: ShardOptions, hosts: HostsSession, meshes: Meshes) -> "Doctor":
+    """Run a `%shard doctor` line.
+
+    Args:
+        options: Parsed options; only `--mesh` and `-o` are allowed.
+        hosts: Hosts of the notebook, examined if running and the line names no mesh.
+        meshes: Source of the mesh to examine.
+
+    Raises:
+        ShardError: Another option is given, or the mesh text is malformed.
+    """
+    from ..doctor import examine, jax_error
+
+    check_only(options, "doctor", "mesh", "output")
+    if jax_error() is not None:  # without JAX there are no meshes, and `api` can't be imported
+        return examine(None)
+    from .. import api
+
+    if hosts.cluster is not None and not options.mesh:
+        return api.doctor(hosts.cluster)
+    try:
+        built = meshes.build(options.mesh) if options.mesh else meshes.current()
+    except RuntimeError:  # a backend does not start; the examination reports why
+        built = None
+    return api.doctor(built and built.mesh)

@@ -50,7 +50,7 @@ def run_load_line(text: str, shell: "InteractiveShell", session: "ShardSession")
     """
     from ..checkpoints import CheckpointStore
     from ..checkpoints import weight_loading as files
-    from ..checkpoints.listing import list_checkpoints
+    from ..checkpoints.store import list_checkpoints
     from ..checkpoints.weight_files import is_weights
     from ..step.save_restore import restore
 

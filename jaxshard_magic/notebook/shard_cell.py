@@ -263,7 +263,7 @@ def compile_fix(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: Ma
         ShardError: The changed step can't be planned or compiled.
     """
     from .. import api
-    from ..config.from_line import apply_line, is_line
+    from ..config.request import apply_line, is_line
     from ..step import ShardedStep
 
     if not is_line(fix):

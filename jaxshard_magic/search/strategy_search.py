@@ -34,11 +34,18 @@ from ..report.choice import (
 from ..report.comparison import Comparison
 from ..targets import target_of
 from .candidates import Candidate, RefusedCandidate, Requests, candidate_of
-from .choice_text import as_considered, budget_error, notes
 from .decision_path import decision_questions
-from .nodes import MemoryVariants, SearchNode
+from .nodes import (
+    MemoryVariants,
+    SearchNode,
+    allowance,
+    as_compared,
+    as_considered,
+    budget_error,
+    notes,
+    simplest_first,
+)
 from .plan_estimate import PlanEstimate, estimate_plan
-from .ranking import allowance, as_compared, simplest_first
 from .search_space import (
     Hardware,
     attention_variants,

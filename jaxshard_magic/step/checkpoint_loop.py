@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from ..checkpoints import CheckpointInfo, CheckpointStore
-from ..checkpoints.folder import make_folder
-from ..checkpoints.host_agreement import run_on_first_host
+from ..checkpoints.folder import make_folder, run_on_first_host
 from ..compilation.compiled_step import CompiledStep
 from ..coordination import gather_texts, is_multiprocess
 from ..errors import ShardError

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..checkpoints import SavedLeaf
 from ..checkpoints.state_arrays import prng_impl_of
-from ..checkpoints.state_check import check_same
+from ..checkpoints.state_match import check_same
 from ..compilation.compiled_step import CompiledStep
 from ..device_arrays import put
 from ..errors import ShardError

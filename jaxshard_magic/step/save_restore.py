@@ -158,8 +158,7 @@ def _from_folder(
 ) -> Any:
     """Restore a state from a folder of checkpoints."""
     from ..checkpoints import CheckpointStore
-    from ..checkpoints.state_check import check_same
-    from ..checkpoints.state_parts import join_path, leaves_of_part, matching_part
+    from ..checkpoints.state_match import check_same, join_path, leaves_of_part, matching_part
 
     if rename:
         raise ShardError(f"rename is for files of weights, and {path} is a folder of checkpoints: leave it out")
@@ -206,7 +205,7 @@ def state_shardings(
         ShardError: The step has no program yet.
     """
     entry = step.entry
-    from ..checkpoints.state_parts import closest_part, join_path, paths_by_prefix
+    from ..checkpoints.state_match import closest_part, join_path, paths_by_prefix
 
     if entry is None:
         raise ShardError(

@@ -15,10 +15,9 @@ from ..files import private_folder, write_private
 from ..hardware import Chip, chip
 from . import cache as kept
 from . import gpu, tpu
-from .compile_result import CompileResult
 from .compiler import LIMIT_S, Compiler, CompilerFailed, given_up
 from .slices import target_name
-from .worker import CompileRequest, CompilerRefusal, load
+from .worker import CompileRequest, CompileResult, CompilerRefusal, load
 
 __all__ = [
     "LIMIT_S",

@@ -15,7 +15,7 @@ import platformdirs
 
 from ..files import inflated, make_private, private_folder, read_limited, write_private
 from ..packages import CUDA, TPU, versions
-from .compile_result import CompileResult, MemoryStats
+from .worker import CompileResult, MemoryStats
 
 SIZE = 500_000_000  # bytes of all files; the least recently used are removed first
 FORM = 1  # version of the file format, part of each key

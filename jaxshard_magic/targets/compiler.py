@@ -20,8 +20,7 @@ from typing import Any
 from ..compile_wait import TICK_S, tick
 from ..errors import ShardError
 from ..temporary import AcquiredLock, UndoUnlessFinished
-from .compile_result import CompileResult
-from .worker import IDLE_S, CompileRequest, CompilerRefusal
+from .worker import IDLE_S, CompileRequest, CompileResult, CompilerRefusal
 
 LIMIT_S = 1800.0
 # Imported, not run with -m: as `__main__`, the module's classes would be others than those that this process unpickles.

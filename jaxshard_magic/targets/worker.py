@@ -1,7 +1,8 @@
-"""The process that compiles, one job at a time.
+"""The process that compiles, one job at a time, and the messages between it and this one.
 
 Arguments of `main`: REQUESTS and LIFELINE, two open file descriptors, and IDLE, seconds to wait for a job. A compiler
-that aborts or has to be stopped takes this process with it and not the notebook's.
+that aborts or has to be stopped takes this process with it and not the notebook's. `CompileResult` is plain data, which
+is also stored on disk.
 """
 
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,6 @@ from typing import Any
 
 from ..compiler_log import capture_messages
 from . import gpu, tpu
-from .compile_result import CompileResult, MemoryStats
 
 IDLE_S = 600.0  # seconds without a job, then the process ends: a loaded compiler does not free its memory
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
@@ -51,6 +51,52 @@ class CompilerRefusal:
     """
 
     message: str
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """XLA's `CompiledMemoryStats` of one device, in bytes, with XLA's names."""
+
+    argument_size_in_bytes: int = 0
+    output_size_in_bytes: int = 0
+    alias_size_in_bytes: int = 0
+    temp_size_in_bytes: int = 0
+    generated_code_size_in_bytes: int = 0
+    peak_memory_in_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """Compiled program that can't run here.
+
+    Attributes:
+        text: HLO of the compiled program.
+        stats: Memory; None if the compiler gives no figures.
+        proto: XLA's `HloProto`, serialized, with module and buffer assignment; empty if the compiler wrote none.
+        log: Complaints of the compiler.
+        seconds: Time of the compiler.
+        refused: Message of the target's compiler if memory did not suffice; all else is then from the compiler of
+            `stand_in`.
+        stand_in: Key of a chip with more memory; None without one, and all else is then empty if `refused` is set.
+        failed: Reason why the compiler ended without an answer; all else is then empty.
+    """
+
+    text: str = field(default="", repr=False)
+    stats: MemoryStats | None = None
+    proto: bytes = field(default=b"", repr=False)
+    log: tuple[str, ...] = ()
+    seconds: float = 0.0
+    refused: str | None = None
+    stand_in: str | None = None
+    failed: str | None = None
+
+    def as_text(self) -> str:
+        """Return the compiled program as HLO text, like `jax.stages.Compiled`."""
+        return self.text
+
+    def memory_analysis(self) -> MemoryStats | None:
+        """Return the memory of one device, like `jax.stages.Compiled`; None without figures."""
+        return self.stats
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from support.resumed import new_step
 
 from jaxshard_magic import ShardError
 from jaxshard_magic.checkpoints import CheckpointInfo, CheckpointStore, SavedLeaf
-from jaxshard_magic.checkpoints.listing import list_checkpoints
+from jaxshard_magic.checkpoints.store import list_checkpoints
 from jaxshard_magic.files import make_private
 
 TREE = {"w": jnp.arange(4096.0)}

@@ -5,7 +5,7 @@ import numpy as np
 from support.refusals import refusal
 from support.weight_files import same, trained
 
-from jaxshard_magic.checkpoints.state_parts import matching_part
+from jaxshard_magic.checkpoints.state_match import matching_part
 
 
 def test_a_part_of_a_checkpoint_is_restored_by_its_own_names_alone(tmp_path):

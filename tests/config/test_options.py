@@ -15,8 +15,7 @@ from jaxshard_magic.config.options import (
 from jaxshard_magic.config.request import Request, make_request
 from jaxshard_magic.config.strategies import STRATEGIES
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.notebook.options import ShardOptions, parse
-from jaxshard_magic.notebook.options.line_checks import check_kind, with_strategies
+from jaxshard_magic.notebook.options import ShardOptions, check_kind, parse, with_strategies
 from jaxshard_magic.search import VARIABLE_OPTIONS
 
 GROUPS = (GradientOptions, PipelineOptions, PositionOptions)

@@ -18,8 +18,7 @@ from jaxshard_magic.doctor import Doctor, DoctorFinding
 from jaxshard_magic.doctor import devices as looking
 from jaxshard_magic.doctor.connectivity import connectivity, time_all_reduce
 from jaxshard_magic.doctor.devices import SystemAccelerators, devices, find_accelerators
-from jaxshard_magic.doctor.environment import environment_findings, notebook
-from jaxshard_magic.doctor.packages import compiler_findings, loaded, versions
+from jaxshard_magic.doctor.environment import compiler_findings, environment_findings, loaded, notebook, versions
 from jaxshard_magic.packages import NEEDED, install_command, installed, jax_requirements, satisfies
 
 ALL = dict.fromkeys(NEEDED, "1.2.3") | {"libtpu": None}

@@ -141,11 +141,11 @@ def test_a_program_on_each_host_is_examined_from_within_also_where_one_does_not_
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, 2, int(me), coordinator_bind_address=address)
         import jaxshard_magic
-        from jaxshard_magic.doctor import connectivity, processes
+        from jaxshard_magic.doctor import connectivity, hosts
         said = [jaxshard_magic.doctor()]
         if me == "0":
             connectivity.connectivity = functools.partial(connectivity.connectivity, limit_s=2.0)
-            processes.SERVICE_S = 1.0
+            hosts.SERVICE_S = 1.0
             said.append(jaxshard_magic.doctor("data=2"))
         print(json.dumps([[dataclasses.asdict(f) for f in each.findings if f.area == "hosts"] for each in said]))
         """

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from jaxshard_magic.hosts.gloo_lines import PIECES, GlooFilter
+from jaxshard_magic.hosts.native_output import PIECES, GlooFilter
 
 pytestmark = pytest.mark.no_jax
 

@@ -25,7 +25,7 @@ from jaxshard_magic import Report, ShardError
 from jaxshard_magic.config.mesh import MeshSpec
 from jaxshard_magic.hosts import cell_run, starting
 from jaxshard_magic.hosts.spec import HostsSpec
-from jaxshard_magic.notebook.hosts_names import HostNamespace
+from jaxshard_magic.notebook.hosts_values import HostNamespace
 from jaxshard_magic.views.format import SPACE
 
 pytestmark = pytest.mark.ci

@@ -13,7 +13,6 @@ import pytest
 from support.hosts_notebook import LOOP, STEP, Hosts, later, opened
 from support.several_hosts import free_port
 
-from jaxshard_magic.hosts import barrier_interval
 from jaxshard_magic.hosts import step_barrier as guards
 from jaxshard_magic.hosts.step_barrier import StepBarrier
 
@@ -120,11 +119,11 @@ def test_a_host_that_fails_between_meetings_is_told_at_the_next(clients: Service
 
 
 def test_many_hosts_agree_on_how_often_they_meet_by_what_it_costs(clients: Service):
-    made = [StepBarrier("many", host, barrier_interval.MAX_HOSTS_EVERY_STEP + 1) for host in range(HOSTS)]
+    made = [StepBarrier("many", host, guards.MAX_HOSTS_EVERY_STEP + 1) for host in range(HOSTS)]
     all_trained(clients, made, 60, lambda: 0.002)
     assert len({guard.interval for guard in made}) == 1 and len({guard.steps for guard in made}) == 1
     assert made[0].interval > 1, "a meeting takes some 1 ms, a step 2 ms"
-    few = StepBarrier("few", 0, barrier_interval.MAX_HOSTS_EVERY_STEP)
+    few = StepBarrier("few", 0, guards.MAX_HOSTS_EVERY_STEP)
     assert few.interval == 1
 
 
@@ -175,11 +174,11 @@ def test_a_host_that_fails_as_another_one_calls_something_else_is_told(clients: 
         (0.0024, 0.2, 2),
         (0.0007, 0.2, 1),
         (0.0047, 0.01, 47),
-        (1.0, 0.001, barrier_interval.MAX_INTERVAL),
+        (1.0, 0.001, guards.MAX_INTERVAL),
     ],
 )
 def test_meetings_take_one_hundredth_of_the_steps(meeting: float, step: float, steps: int):
-    assert barrier_interval.steps_between(meeting, step) == steps
+    assert guards.steps_between(meeting, step) == steps
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import pytest
 from notebook.test_progress import SLOWLY, Drawn
 from support.cells import LOOP, STEP
 
-from jaxshard_magic.notebook import progress
-from jaxshard_magic.notebook.progress import line, training
+from jaxshard_magic.notebook import loop_progress, progress
 from jaxshard_magic.report import Curve, Metrics
 
 FIVE = LOOP.replace("range(3)", "range(5)") + "    losses.append(float(loss))\n"
@@ -78,9 +77,9 @@ def test_a_notebook_shows_how_a_later_loop_goes_and_nothing_of_other_cells(first
     lines = Drawn()
     monkeypatch.setattr(first.shell, "kernel", object(), raising=False)
     monkeypatch.setattr(progress, "line_for", lambda shell: lines)
-    monkeypatch.setattr(line, "TICK", 0.02)
-    monkeypatch.setattr(training, "EVIDENT", 0.0)
-    monkeypatch.setattr(training, "STANDS", 0.0)
+    monkeypatch.setattr(progress, "TICK", 0.02)
+    monkeypatch.setattr(loop_progress, "EVIDENT", 0.0)
+    monkeypatch.setattr(loop_progress, "STANDS", 0.0)
     first.run("import time")
     first.run(
         "import threading\ntime.sleep(0.3)\n"

@@ -21,7 +21,7 @@ from jaxshard_magic.live import (
     Series,
     WorkDone,
 )
-from jaxshard_magic.live.queue import ALWAYS_READ, MAX_READ_SECONDS
+from jaxshard_magic.live.calls import ALWAYS_READ, MAX_READ_SECONDS
 from jaxshard_magic.live.run import MAX_NAMES
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.metrics import COLUMNS, Metrics
@@ -156,7 +156,7 @@ def test_a_short_loop_is_read_whole_however_dear_its_first_read_was():
 
 
 def test_a_burst_may_take_what_was_saved_and_no_more(monkeypatch):
-    monkeypatch.setattr("jaxshard_magic.live.queue.ALWAYS_READ", 0)
+    monkeypatch.setattr("jaxshard_magic.live.calls.ALWAYS_READ", 0)
     for saved, whole in ((MAX_READ_SECONDS, 20), (0.25 * MAX_READ_SECONDS, 5)):
         queue = queue_of([Number(float(n)) for n in range(20)])
         queue._cost, queue._read_budget = (

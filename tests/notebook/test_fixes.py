@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from support.fix_rows import ROWS, WITHOUT_A_CELL, Refused
 from test_hints import PACKAGE, followed, notebook, pasted
 
-from jaxshard_magic.config.from_line import is_line
+from jaxshard_magic.config.request import is_line
 from jaxshard_magic.errors import ShardError
 
 __all__ = ["notebook"]

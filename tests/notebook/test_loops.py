@@ -15,8 +15,7 @@ from support.cells import LOOP, STEP, close
 from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.cells import StepLocation
 from jaxshard_magic.notebook.cells.injected_calls import InjectedCalls, PassThrough
-from jaxshard_magic.notebook.cells.loop_lengths import LoopLengths
-from jaxshard_magic.notebook.cells.loop_tracking import track_loops
+from jaxshard_magic.notebook.cells.loops import LoopLengths, track_loops
 
 
 class tqdm:

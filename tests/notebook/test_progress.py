@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.cells import LOOP, STEP
 
-from jaxshard_magic.notebook import cell_magic, progress, shard_cell
-from jaxshard_magic.notebook.progress import Progress, frontend, line, training
-from jaxshard_magic.notebook.progress.training import LoopProgress, duration_text
+from jaxshard_magic.notebook import cell_magic, loop_progress, progress, shard_cell
+from jaxshard_magic.notebook.loop_progress import LoopProgress, duration_text
+from jaxshard_magic.notebook.progress import Progress
 
 
 class Drawn(list[str]):
@@ -27,11 +27,11 @@ class Drawn(list[str]):
 
 
 def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
-    monkeypatch.setattr(line, "FIRST", 0.0)
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, label="train_step") as progress:
-        progress("compiling for 8 devices")
+    with Progress(drawn, label="train_step") as tell:
+        tell("compiling for 8 devices")
         time.sleep(0.3)
     assert drawn[0] == "train_step: compiling for 8 devices, 0.0 s"
     assert "train_step: compiling for 8 devices, 0.1 s" in drawn
@@ -39,14 +39,14 @@ def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
 
 
 def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(monkeypatch):
-    monkeypatch.setattr(line, "FIRST", 0.0)
-    monkeypatch.setattr(line, "LONG", 0.1)
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "LONG", 0.1)
+    monkeypatch.setattr(progress, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, label="train_step", last_compile_s=6.84) as progress:
-        progress("compiling for 8 devices")
+    with Progress(drawn, label="train_step", last_compile_s=6.84) as tell:
+        tell("compiling for 8 devices")
         time.sleep(0.3)
-        progress("first run")
+        tell("first run")
         time.sleep(0.3)
     more = "; the last compile of this step took 6.84\u202fs; interrupting stops it, and your variables stay as they "
     more += "are"
@@ -55,12 +55,12 @@ def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(m
 
 
 def test_a_last_compile_that_was_no_wait_is_none_of_a_wait(monkeypatch):
-    monkeypatch.setattr(line, "FIRST", 0.0)
-    monkeypatch.setattr(line, "LONG", 0.1)
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "LONG", 0.1)
+    monkeypatch.setattr(progress, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn, last_compile_s=0.05) as progress:
-        progress("compiling for 8 devices")
+    with Progress(drawn, last_compile_s=0.05) as tell:
+        tell("compiling for 8 devices")
         time.sleep(0.3)
     assert "the last compile" not in "".join(drawn)
 
@@ -93,18 +93,18 @@ def test_the_last_compile_is_that_of_the_same_step_asked_for_alike(given, monkey
 
 def test_short_work_and_no_work_show_nothing():
     drawn = Drawn()
-    with Progress(drawn) as progress:
-        progress("tracing train_step")
+    with Progress(drawn) as tell:
+        tell("tracing train_step")
     assert drawn == []
 
 
 def test_the_page_does_not_jump_between_two_waits(monkeypatch):
-    monkeypatch.setattr(line, "FIRST", 0.0)
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    monkeypatch.setattr(progress, "TICK", 0.01)
     drawn = Drawn()
-    with Progress(drawn) as progress:
+    with Progress(drawn) as tell:
         for doing in ("tracing", "", "compiling"):
-            progress(doing)
+            tell(doing)
             time.sleep(0.1)
     assert "" not in drawn[:-1]
 
@@ -137,7 +137,7 @@ def shared_terminal(monkeypatch) -> Terminal:
 
 def test_what_the_cell_prints_to_a_terminal_stands_above_the_line(monkeypatch):
     terminal = shared_terminal(monkeypatch)
-    with frontend.TerminalLine(terminal) as draw:
+    with progress.TerminalLine(terminal) as draw:
         draw("step 1")
         print("epoch 0")
         draw("step 2")
@@ -147,7 +147,7 @@ def test_what_the_cell_prints_to_a_terminal_stands_above_the_line(monkeypatch):
 
 def test_a_row_that_the_cell_has_begun_is_left_to_it(monkeypatch):
     terminal = shared_terminal(monkeypatch)
-    with frontend.TerminalLine(terminal) as draw:
+    with progress.TerminalLine(terminal) as draw:
         print("\r 10%|███", end="", file=sys.stderr)
         draw("step 1")
         sys.stderr.writelines(["\r100%|█████", "\n"])
@@ -157,14 +157,14 @@ def test_a_row_that_the_cell_has_begun_is_left_to_it(monkeypatch):
 
 def test_a_line_takes_one_row_of_the_terminal(monkeypatch):
     terminal = shared_terminal(monkeypatch)
-    frontend.TerminalLine(terminal)("x" * 100)
+    progress.TerminalLine(terminal)("x" * 100)
     assert terminal.getvalue() == "\r\x1b[K" + "x" * 39
 
 
 def test_a_stream_that_the_cell_puts_in_place_stays(monkeypatch):
     terminal = shared_terminal(monkeypatch)
     own = io.StringIO()
-    with frontend.TerminalLine(terminal):
+    with progress.TerminalLine(terminal):
         sys.stdout = own
     assert sys.stdout is own and sys.stderr is terminal
 
@@ -271,9 +271,9 @@ def drawn(given, monkeypatch) -> "Drawn":
     """What a front end would show of the notebook's cells; lines come fast."""
     lines = Drawn()
     monkeypatch.setattr(shard_cell, "line_for", lambda shell: lines)
-    monkeypatch.setattr(line, "TICK", 0.02)
-    monkeypatch.setattr(training, "EVIDENT", 0.0)
-    monkeypatch.setattr(training, "STANDS", 0.0)
+    monkeypatch.setattr(progress, "TICK", 0.02)
+    monkeypatch.setattr(loop_progress, "EVIDENT", 0.0)
+    monkeypatch.setattr(loop_progress, "STANDS", 0.0)
     given.run("import time")
     return lines
 
@@ -292,9 +292,9 @@ def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(giv
 
 
 def test_a_view_that_is_shown_says_it_in_the_place_of_the_line_at_once(monkeypatch):
-    monkeypatch.setattr(line, "TICK", 0.01)
-    monkeypatch.setattr(training, "EVIDENT", 0.0)
-    monkeypatch.setattr(training, "STANDS", 0.0)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+    monkeypatch.setattr(loop_progress, "EVIDENT", 0.0)
+    monkeypatch.setattr(loop_progress, "STANDS", 0.0)
     drawn, said = Drawn(), []
 
     class View:
@@ -306,8 +306,8 @@ def test_a_view_that_is_shown_says_it_in_the_place_of_the_line_at_once(monkeypat
 
     steps = iter(range(1, 10**6))
     with (
-        Progress(drawn) as progress,
-        progress.following(LoopProgress(lambda: (next(steps), 0.5), lambda: None), View()),
+        Progress(drawn) as tell,
+        tell.following(LoopProgress(lambda: (next(steps), 0.5), lambda: None), View()),
     ):
         end = time.monotonic() + 20
         while len(said) <= 25 and time.monotonic() < end:

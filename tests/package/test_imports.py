@@ -32,16 +32,16 @@ MAY_IMPORT = {
     "__init__": ("views", ""),
     "notebook": (
         f"notebook.cells notebook.options notebook.progress api search explorer codegen feeding history views "
-        f"cell_files code_locations hosts units files {BELOW_API}",
+        f"code_locations hosts units files {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
     "hosts": ("coordination doctor packages hosts.spec report", "psutil"),
     "hosts.spec": ("", ""),
     "device_arrays": ("", "jax numpy"),
     "coordination": ("", "jax"),
-    "notebook.cells": ("cell_files code_reads code_locations units", "IPython psutil"),
+    "notebook.cells": ("code_reads code_locations units", "IPython psutil"),
     "notebook.options": ("config.flags config.options config.strategies", ""),
-    "notebook.progress": ("units views", "IPython"),
+    "notebook.progress": ("units", "IPython"),
     "api": (f"views search hosts {BELOW_API}", "jax numpy"),
     "explorer": (f"search report targets {DOING}", "jax numpy"),
     "search": (f"analysis report targets hardware units {DOING}", "jax"),
@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "strategies": (f"{CONFIG} specs program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
     "compilation": (
-        f"{CONFIG} cell_files code_locations device_arrays plan program gradients strategies pipeline targets "
+        f"{CONFIG} code_locations device_arrays plan program gradients strategies pipeline targets "
         "compiler_log compile_wait units",
         "jax numpy",
     ),
@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "schedule": ("report", ""),
     "pipeline": (f"{CONFIG} compile_wait schedule program gradients strategies plan", "jax numpy"),
     "analysis": (
-        f"{CONFIG} cell_files code_locations compilation device_arrays program gradients strategies plan live report "
+        f"{CONFIG} code_locations compilation device_arrays program gradients strategies plan live report "
         "hardware links targets "
         "schedule pipeline units",
         "jax numpy",
@@ -95,8 +95,7 @@ MAY_IMPORT = {
     "compile_wait": ("", ""),
     "hardware": ("", ""),
     "links": ("hardware units", ""),
-    "cell_files": ("", ""),
-    "code_locations": ("cell_files", ""),
+    "code_locations": ("", ""),
     "units": ("", ""),
     "code_reads": ("", ""),
     "errors": ("", ""),

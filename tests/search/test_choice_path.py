@@ -10,9 +10,8 @@ from jaxshard_magic import hardware
 from jaxshard_magic.report.choice import Question
 from jaxshard_magic.search import Requests, strategy_space
 from jaxshard_magic.search.decision_path import decision_questions
-from jaxshard_magic.search.nodes import SearchNode
+from jaxshard_magic.search.nodes import SearchNode, simplest_first
 from jaxshard_magic.search.plan_estimate import PlanEstimate
-from jaxshard_magic.search.ranking import simplest_first
 
 V5E, ROOM = hardware.chip("v5e"), 16_000
 FAMILIES = ("dp", "fsdp", "fsdp+tp", "tp", "pp")

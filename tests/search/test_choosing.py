@@ -23,8 +23,7 @@ from jaxshard_magic.search import (
     strategy_search,
     strategy_space,
 )
-from jaxshard_magic.search.nodes import SearchNode
-from jaxshard_magic.search.ranking import simplest_first
+from jaxshard_magic.search.nodes import SearchNode, simplest_first
 
 WIDTH, LAYERS = 256, 6
 

@@ -170,7 +170,7 @@ class Result:
     Refused("notebook.completions.unknown_command_error", "%shard history 1", "%shard 1"),
     Refused("report.records.writable_path", "!mkdir -p", "%shard code --file {folder}/there/step.py"),
     Refused(
-        "api.meshes.default_mesh",
+        "api.default_mesh",
         "%mesh cpu:16",
         "pp --stages 16",
         before=DATA.replace("* 4", "* 16"),

@@ -28,13 +28,13 @@ from jaxshard_magic.codegen.swap import swap_code
 from jaxshard_magic.compiler_log import capture_messages
 from jaxshard_magic.files import AtomicFile
 from jaxshard_magic.hosts.cell_run import Interrupts
+from jaxshard_magic.notebook import progress
 from jaxshard_magic.notebook.cells import Binding, LoopLengths, MemoryGuard, StepLocation
 from jaxshard_magic.notebook.cells.memory_guard import MemoryState
 from jaxshard_magic.notebook.checkpointing import Checkpointing
-from jaxshard_magic.notebook.live_output import LiveOutput
+from jaxshard_magic.notebook.displays import LiveOutput
 from jaxshard_magic.notebook.options import ShardOptions
-from jaxshard_magic.notebook.progress import Progress, line
-from jaxshard_magic.notebook.progress.frontend import TerminalLine
+from jaxshard_magic.notebook.progress import Progress, TerminalLine
 from jaxshard_magic.notebook.training_view import TrainingOutput
 from jaxshard_magic.program import jax_settings, thread_state
 from jaxshard_magic.program.compiling import compile_pool
@@ -198,7 +198,7 @@ def used(change: Any) -> None:
 
 @pytest.mark.parametrize("name", USES)
 def test_an_interrupt_at_any_line_leaves_nothing_changed(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(progress, "TICK", 0.01)
     monkeypatch.setattr(profiler_recording, "_start_session", lambda keeps: Recording())
     monkeypatch.setattr(sys, "stdout", Terminal())
     make = uses(tmp_path)[name]

@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...config.from_line import apply_line, is_line
 from ...config.options import GradientOptions
-from ...config.request import Request
+from ...config.request import Request, apply_line, is_line
 from ...errors import ShardError
 from ...plan import DeviceWork
 from ...program.trace import is_closed_over

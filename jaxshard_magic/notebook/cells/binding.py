@@ -10,7 +10,7 @@ from ...introspect import own_attributes
 from ...temporary import TemporaryChange
 from .injected_calls import InjectedCalls, PassThrough
 from .names import bound_names, called_names, in_scope
-from .resolved_values import StepLocation
+from .scopes import StepLocation
 from .stand_ins import CellStopped, StandIn
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from ...cell_files import cell_number, is_cell_file
-from ...code_locations import cell_name, line_text
+from ...code_locations import cell_name, cell_number, is_cell_file, line_text
 from ...errors import ShardError
 from .binding import Binding
 from .injected_calls import InjectedCalls
-from .loop_feeding import Feeds, feed_loops
-from .loop_lengths import LoopLengths
-from .loop_tracking import track_loops
+from .loops import Feeds, LoopLengths, feed_loops, track_loops
 from .names import in_scope
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ MIN_GROWTH_BYTES = 2 * GIB  # a cell that has allocated less is not the cause
 _SIGNAL: Any = getattr(signal, "SIGUSR2", None)
 EVERY, RETRY_SECONDS = (0.05, 0.25)  # seconds between checks, and between two signals
 
-_ENDING = (__file__, str(Path(temporary.__file__).parent))  # files with code that runs at the end of a cell
+_ENDING = (__file__, temporary.__file__)  # files with code that runs at the end of a cell
 _CGROUP = Path("/sys/fs/cgroup")
 _FIX = "state = jax.eval_shape(init, key)"
 

@@ -1,4 +1,4 @@
-"""Reduce tracebacks to the user's frames."""
+"""Errors of cells: the user's frames of a traceback, the line that failed, and an interrupt as one line."""
 
 import inspect
 import sysconfig
@@ -6,9 +6,15 @@ import types
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
+from ...code_locations import is_cell_file
 from ...errors import without_our_frames
+from .cell_code import execution_number
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 _PACKAGE = str(Path(__file__).parents[2])
 _DRAW = "_render_traceback_"  # method of an exception that IPython calls to draw it
@@ -106,3 +112,51 @@ def _is_our_file(file: str) -> bool:
 
 def _is_users_file(file: str) -> bool:
     return not file.startswith(_NOT_THE_USERS) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Interrupt by the user, shown as one line; cells queued behind do not run."""
+
+    # IPython calls this method in place of drawing a traceback.
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def failing_line(shell: "InteractiveShell", traceback: TracebackType | None) -> tuple[str, int] | None:
+    """Return the file and line of the outermost frame in a cell; None if no cell is in the traceback."""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if is_cell_file(file) or execution_number(shell, file) is not None:
+            return file, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return None
+
+
+def has_called_step(shell: "InteractiveShell", traceback: TracebackType | None) -> bool:
+    """Return whether the cell was inside a call of the sharded step when it ended."""
+    while traceback is not None and failing_line(shell, traceback.tb_next) is not None:
+        traceback = traceback.tb_next
+    while traceback is not None:
+        if traceback.tb_next is not None and is_ours(traceback.tb_next):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+class FailedCells:
+    """Failed cells.
+
+    Attributes:
+        lines: By cell number, the line in Python's count at which the cell raised; 0 if nothing of the cell ran.
+    """
+
+    def __init__(self, shell: "InteractiveShell"):
+        self._shell = shell
+        self.lines: dict[int, int] = {}
+
+    def note(self, result: Any) -> None:
+        """Record a cell's result; IPython calls this at the end of each cell."""
+        number, error = result.execution_count, result.error_in_exec
+        if number is not None and not result.success:
+            at = None if error is None else failing_line(self._shell, error.__traceback__)
+            self.lines[number] = 0 if at is None else at[1]

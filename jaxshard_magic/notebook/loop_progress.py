@@ -1,11 +1,14 @@
-"""Progress of a training loop in words: step, loss, time a call, time left."""
+"""Progress of a training loop in words: step, loss, time a call, time left.
+
+Imported when a cell runs, as it imports the words of the views.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import median
 
-from ...views.format import count_text, number_text, seconds_text
+from ..views.format import count_text, number_text, seconds_text
 
 EVIDENT = 0.5  # seconds after the first finished call, from which on a cell counts as training
 STANDS = 0.4  # seconds that a text stays: long enough to be read, and cheap

@@ -1,7 +1,11 @@
-"""Shardings of a feed's batches, read from the first call of a step that receives one."""
+"""Batches as pytrees, and their shardings, read from the first call of a step that receives one.
+
+Containers keep their types, and dicts their key order.
+"""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -13,8 +17,6 @@ from ..device_arrays import from_host_rows, is_host_aligned, is_local, put
 from ..program import jax_settings
 from ..step import ShardedStep
 from ..step.feed_waits import FeedWaits, waiting_matchers
-from . import batch_trees
-from .batch_trees import copy_numpy, is_array, leaf_signature, map_leaves
 
 MAX_TRIES = 8  # batches to look for in calls of steps; without a match, later batches are only prefetched
 
@@ -41,7 +43,7 @@ class BatchPlacement:
     def watch_for(self, batch: Any) -> None:
         """Watch for `batch` in the next calls of steps, unless shardings for batches like it are known."""
         self.stop_watching()
-        flat = batch_trees.leaves(batch)
+        flat = leaves(batch)
         if self._failed_tries < MAX_TRIES and tuple(map(leaf_signature, flat)) not in self._targets:
             self._failed_tries += 1
             self._watched = flat
@@ -87,7 +89,7 @@ class BatchPlacement:
 
         Arrays already on several hosts stay, as do rows that hosts have to exchange.
         """
-        flat = batch_trees.leaves(batch)
+        flat = leaves(batch)
         targets = self._targets.get(tuple(map(leaf_signature, flat)), {})
         # A loader may write its next batch into the same arrays while these are on their way.
         flat = [copy_numpy(x) for x in flat]
@@ -125,3 +127,63 @@ def _global_shape(x: Any, to: Any, dim: int) -> tuple[int, ...]:
     """Return the global shape of an array, given one host's rows."""
     hosts = len({device.process_index for device in to.device_set})
     return tuple(n * hosts if d == dim else n for d, n in enumerate(x.shape))
+
+
+def map_leaves(f: Callable[[Any], Any], batch: Any) -> Any:
+    """Return the batch with `f` applied to each leaf.
+
+    Unlike `jax.tree.map`, keep the key order of dicts.
+
+    >>> map_leaves(lambda x: x + 1, {"y": 1, "x": [2, (3,)]})
+    {'y': 2, 'x': [3, (4,)]}
+    """
+    # `jax.tree.map` sorts the keys of dicts.
+    if type(batch) is dict:
+        return {key: map_leaves(f, value) for key, value in batch.items()}
+    if type(batch) in (list, tuple):
+        return type(batch)(map_leaves(f, value) for value in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_leaves(f, value) for value in batch))
+    return jax.tree.map(f, batch)
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return the leaves of a batch, in the order of `map_leaves`."""
+    flat: list[Any] = []
+    map_leaves(flat.append, batch)
+    return flat
+
+
+def is_array(x: Any) -> bool:
+    """Return whether a step accepts `x` as an array."""
+    # Not objects, bytes, text, dates and time differences.
+    return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind not in "OSUMm")
+
+
+def as_numpy(x: Any) -> Any:
+    """Return tensors of other libraries as NumPy arrays in the same memory, or as JAX arrays by DLPack where NumPy
+    cannot.
+
+    Anything else is returned unchanged.
+    """
+    if isinstance(x, (np.ndarray, np.generic, jax.Array)) or not (hasattr(x, "__array__") and hasattr(x, "__dlpack__")):
+        return x
+    with suppress(TypeError, RuntimeError, BufferError):  # a tensor on an accelerator, or of a dtype that NumPy lacks
+        return np.asarray(x)
+    return jax.numpy.from_dlpack(x)
+
+
+def copy_numpy(x: Any) -> Any:
+    """Return a copy of a NumPy array, because loaders may write the next batch into the same memory."""
+    return x.copy() if isinstance(x, np.ndarray) else x
+
+
+def leaf_signature(x: Any) -> Any:
+    """Return a key equal for leaves that go to the same devices: shape, dtype and whether the array is a host's
+    part."""
+    return (x.shape, x.dtype, is_local(x)) if isinstance(x, (jax.Array, np.ndarray)) else type(x)
+
+
+def row_count(batch: Any) -> int | None:
+    """Return the size of dimension 0 of the first array with one; None without any."""
+    return next((x.shape[0] for x in leaves(batch) if is_array(x) and x.ndim), None)

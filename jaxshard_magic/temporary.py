@@ -1,4 +1,4 @@
-"""Temporary changes that an interrupt at any line can't leave behind.
+"""Temporary changes to the process, a thread or an object, that an interrupt at any line can't leave behind.
 
 Python raises KeyboardInterrupt between any two lines of the main thread, also in `__enter__`, `__exit__` and
 `finally`. A change is therefore an object whose state says how far it got:
@@ -9,6 +9,9 @@ Python raises KeyboardInterrupt between any two lines of the main thread, also i
   reverts all above it. Starting a change, or `end_abandoned`, first reverts changes left by functions that no longer
   run.
 
+`Replaced` and `Restored` change a value: an attribute, an item, all elements of a list, a signal's handler. What can't
+be undone runs whole, in `run_uninterrupted`.
+
 Footguns:
 - Don't put a `with` statement over a change in a generator, which seems to have ended while it waits, except in one
   decorated by `contextlib.contextmanager`.
@@ -18,10 +21,13 @@ Footguns:
 import contextlib
 import functools
 import inspect
+import queue
+import signal
 import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
 from typing import Any, ParamSpec, Self, TypeVar
 
 _P = ParamSpec("_P")
@@ -284,3 +290,187 @@ def _is_running(function: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+ABSENT = object()  # stands for a value that does not exist
+
+
+@dataclass(frozen=True)
+class Accessor:
+    """Read and write access to a value.
+
+    Attributes:
+        read: Returns the value, `ABSENT` for none.
+        write: Sets the value; `ABSENT` removes it.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+class Restored(TemporaryChange):
+    """Change that restores a value, whatever becomes of it in between.
+
+    Args:
+        accessor: Access to the value.
+    """
+
+    def __init__(self, accessor: Accessor):
+        self._accessor, self._original_values = accessor, list[Any]()
+
+    def apply(self) -> None:
+        # Called again after an interrupt, `read` may return the changed value.
+        if not self._original_values:
+            self._original_values.append(self._accessor.read())
+
+    def revert(self) -> None:
+        if self._original_values:
+            self._accessor.write(self._original_values[0])
+            self._original_values.clear()
+
+    @property
+    def original(self) -> Any:
+        """Value from before the change, available only while it lasts."""
+        return self._original_values[0]
+
+
+class Replaced(Restored):
+    """Change that replaces a value.
+
+    Args:
+        accessor: Access to the value.
+        value: The other value.
+
+    >>> import os
+    >>> with Replaced(item(os.environ, "TZ_OF_A_TEST"), "UTC"):
+    ...     os.environ["TZ_OF_A_TEST"]
+    'UTC'
+    >>> "TZ_OF_A_TEST" in os.environ
+    False
+    """
+
+    def __init__(self, accessor: Accessor, value: Any):
+        super().__init__(accessor)
+        self._value = value
+
+    def apply(self) -> None:
+        super().apply()
+        self._accessor.write(self._value)
+
+
+class Wrapped(Restored):
+    """Change that puts `wrap(value)` in place of a value.
+
+    Args:
+        accessor: Access to the value.
+        wrap: Makes the other value of the value.
+    """
+
+    def __init__(self, accessor: Accessor, wrap: Callable[[Any], Any]):
+        super().__init__(accessor)
+        self._wrap = wrap
+
+    def apply(self) -> None:
+        super().apply()
+        # Called again after an interrupt, the value is not wrapped twice.
+        if self._accessor.read() is self._original_values[0]:
+            self._accessor.write(self._wrap(self._original_values[0]))
+
+
+def attribute(owner: Any, name: str) -> Accessor:
+    """Return access to an attribute of an object, a class or a module.
+
+    An attribute of a base class counts as `ABSENT`.
+
+    Args:
+        owner: The object.
+        name: Name of its attribute.
+    """
+
+    def write(value: Any) -> None:
+        if value is not ABSENT:
+            setattr(owner, name, value)
+        elif name in vars(owner):
+            delattr(owner, name)
+
+    # `getattr` would find attributes of base classes, and bind methods.
+    return Accessor(lambda: vars(owner).get(name, ABSENT), write)
+
+
+def item(mapping: MutableMapping[Any, Any], key: Any) -> Accessor:
+    """Return access to an item of a mapping."""
+
+    def write(value: Any) -> None:
+        if value is not ABSENT:
+            mapping[key] = value
+        else:
+            mapping.pop(key, None)
+
+    return Accessor(lambda: mapping.get(key, ABSENT), write)
+
+
+def function_code(function: FunctionType) -> Accessor:
+    """Return access to the code of a function, for every reference to it."""
+
+    def write(code: CodeType) -> None:
+        function.__code__ = code
+
+    return Accessor(lambda: function.__code__, write)
+
+
+def list_elements(sequence: list[Any]) -> Accessor:
+    """Return access to all elements of a list."""
+
+    def write(value: list[Any]) -> None:
+        sequence[:] = value
+
+    return Accessor(lambda: [*sequence], write)
+
+
+def signal_handler(number: signal.Signals) -> Accessor:
+    """Return access to a signal's handler. Only the main thread may write it."""
+
+    def write(value: Any) -> None:
+        # `getsignal` returns None for a handler that Python has not installed, which `signal.signal` refuses.
+        signal.signal(number, signal.SIG_DFL if value is None else value)
+
+    return Accessor(lambda: signal.getsignal(number), write)
+
+
+def run_uninterrupted(work: Callable[[], _R]) -> _R:
+    """Run `work()` in a thread of its own, and return its result.
+
+    No interrupt reaches the thread: an interrupt of the caller is raised once the work is done.
+    """
+    results: list[_R] = []
+    errors: list[BaseException] = []
+    started: list[bool] = []
+    start_signal: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    finished = threading.Lock()
+
+    def run() -> None:
+        if not start_signal.get():
+            return
+        try:
+            results.append(work())
+        except BaseException as error:  # raised in the waiting thread
+            errors.append(error)
+        finished.release()
+
+    finished.acquire()
+    try:
+        threading.Thread(target=run, name="jaxshard work", daemon=True).start()
+        # An interrupt before this line stops the work before it begins; after it the work runs to its end.
+        started.append(True)
+        start_signal.put(True)
+        with finished:
+            pass
+    except KeyboardInterrupt:
+        start_signal.put(bool(started))
+        while started and not (results or errors):
+            with contextlib.suppress(KeyboardInterrupt), finished:
+                pass
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
