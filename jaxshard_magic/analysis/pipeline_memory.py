@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding
 
 from ..pipeline.executor import PipelineExecutor
 from ..pipeline.jobs import CompiledProgram, ProgramKey
-from ..pipeline.loss_stages import LossStages
+from ..pipeline.split_step import LossStages
 from ..pipeline.stage_jobs import StageJobs
 from ..pipeline.step_arrays import StepInput as Place
 from ..program.ir import Value

@@ -2,10 +2,9 @@
 
 The input is the source text of the notebook cells that the step needs. `expression_marks` names every expression of the
 user's functions in a trace, `constraints` reads the sharding of each from the plan, and `edits` writes it into the
-text. `casts` writes `--precision`; `microbatch_edits`, with `mean_check` and `gradient_sums`, writes microbatches and
-sums over devices; `remat`, with `call_sites` and `statement_ranges`, writes recomputation. `edit_search` compiles the
-combinations and picks the closest to the plan. `generated_program` joins the text, tables of specs (`spec_tables`) and
-the functions of `step_functions` and `wrappers`.
+text. `casts` writes `--precision`, `microbatch_edits` microbatches and sums over devices, `remat` recomputation.
+`edit_search` compiles the combinations and picks the closest to the plan. `generated_program` joins the text, tables of
+specs and the functions of `step_functions` and `wrappers`.
 """
 
 from .cells import UserStatement as UserStatement

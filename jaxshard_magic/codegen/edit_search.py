@@ -31,11 +31,9 @@ from .constraints import Constraint, find_constraints
 from .edits import Edit, OptionEdits, by_file, constraint_edits, edited_trees, regather_edits, vmap_edits
 from .expression_marks import MARK_FUNCTION, ExpressionMarks
 from .generated_program import program_axes, rename_axes
-from .gradient_sums import drop_axes
-from .latest_call import last_call, plan_with_code
-from .microbatch_edits import microbatch_edits
+from .latest_call import last_call, plan_with_code, swap_code
+from .microbatch_edits import drop_axes, microbatch_edits
 from .remat import remat_edits
-from .swap import swap_code
 
 if TYPE_CHECKING:
     from ..compilation.compiled_step import CompiledStep

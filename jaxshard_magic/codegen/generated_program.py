@@ -1,13 +1,16 @@
 """Source text of a generated program: the user's text, tables of specs and a few functions."""
 
 import ast
+import glob
 import inspect
 import re
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +19,16 @@ from jax.sharding import PartitionSpec
 from ..errors import ShardError
 from ..program.per_device import PerDeviceTrace
 from ..program.trace import Traced, path_name
+from ..strategies.layout import from_partition_spec
 from . import step_functions, wrappers
 from .cells import UserStatement, imported_names
+from .constraints import spec_text
 from .edits import Edit, statement_text
-from .spec_tables import spec_table
 
 if TYPE_CHECKING:
     from ..compilation.compiled_step import CompiledStep
     from ..program.flatten_call import FlatCall
+
 
 WIDTH = 100  # columns
 _CALLING = (
@@ -63,6 +68,7 @@ _PLACED = (  # calls in the same functions, and their replacements for several h
 _PROSE_OR_NAME = re.compile(r'(?P<prose>""".*?"""|#[^\n]*)|(?<![\w."])(?P<name>[A-Za-z_]\w*)', re.DOTALL)
 _NAMED = re.compile(r"(?<=`)\w+|\b[A-Z_]{2,}\b")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -346,3 +352,42 @@ def formatted(text: str) -> str:
             raise ShardError(f"ruff can't format the program: {done.stderr.strip().splitlines()[-1]}")
         text = done.stdout
     return text
+
+
+def spec_table(specs: Mapping[str, PartitionSpec]) -> dict[str, str]:
+    """Return specs as text by `fnmatch` patterns of paths; replicated arrays are left out.
+
+    Paths that differ in numbers alone share a pattern where their specs are equal.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> spec_table({"params.0.w": P("data"), "params.1.w": P("data"), "params.1.b": P()})
+    {'params.*.w': 'P("data")'}
+    """
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for path in specs:
+        alike[tuple(_NUMBER.split(path))].append(path)
+    rows: dict[str, str] = {}
+    for paths in alike.values():
+        pattern = _pattern(paths)
+        texts = {_partition_spec_text(specs[path]) for path in paths}
+        # A pattern for several paths must match no other path.
+        others = [p for p in specs if p not in paths and fnmatchcase(p, pattern)]
+        if len(paths) > 1 and len(texts) == 1 and not others:
+            rows[pattern] = texts.pop()
+        else:
+            # A path may contain characters that are special in patterns.
+            rows |= {glob.escape(path): _partition_spec_text(specs[path]) for path in paths}
+    return {pattern: text for pattern, text in rows.items() if text != "P()"}
+
+
+def _partition_spec_text(spec: PartitionSpec) -> str:
+    """Return a spec as text, without trailing None."""
+    return spec_text(from_partition_spec(spec))
+
+
+def _pattern(paths: Sequence[str]) -> str:
+    """Return the pattern of paths with different numbers, with a star for each different number."""
+    numbers = list(zip(*(_NUMBER.findall(path) for path in paths), strict=True))
+    texts = _NUMBER.split(glob.escape(paths[0]))
+    same = [each[0] if len(set(each)) == 1 else "*" for each in numbers]
+    return "".join(text + number for text, number in zip(texts, [*same, ""], strict=True))

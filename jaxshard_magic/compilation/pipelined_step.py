@@ -16,14 +16,13 @@ from ..config.request import Request
 from ..device_arrays import put
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
-from ..pipeline.executor import PipelineExecutor
+from ..pipeline.executor import PipelineExecutor, measure_unit_seconds
 from ..pipeline.jobs import CompileJob, TargetCompiler
 from ..pipeline.outer_program import flatten_step, gradient_calls
 from ..pipeline.outline import Outline
 from ..pipeline.shardings import RankMeshes
 from ..pipeline.split_loss import SplitOptions
 from ..pipeline.split_step import SplitStep
-from ..pipeline.unit_timing import measure_unit_seconds
 from ..plan import Finding, Plan
 from ..program.batching.followed_program import describe_equation
 from ..program.callbacks import has_raising_callbacks

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..plan import Plan
@@ -32,19 +33,18 @@ from .jobs import (
     compile_jobs_for_target,
     shape_dtype_of,
 )
-from .loss_stages import LossStages
 from .programs import ShardedSubprograms
 from .rank_jobs import FullBatchValues, PrepareJob, SettleJob, group_job
-from .rank_run import LossPlan, RankPlan, RankRun, StagePlan
+from .rank_run import LossPlan, RankPlan, RankRun, StagePlan, plan_sends
 from .record import ActionEvent, Handover, PipelineRun
-from .send_plan import plan_sends
 from .shardings import RankMeshes, StageLayouts, StepShardings
-from .split_step import SplitStep
+from .split_step import LossStages, SplitStep
 from .stage_jobs import StageJobs
 from .step_arrays import StepInput, StepOutput
 from .transfer import ArrayTransfer
 
 _KEPT = 32  # recent timed calls, for `median_run`
+_TIMES = 3
 
 
 class PipelineExecutor:
@@ -385,3 +385,52 @@ def _call(made: CompiledProgram) -> Callable[..., Any]:
     """Return the function of a program with attached devices."""
     assert made.call is not None
     return made.call
+
+
+def measure_unit_seconds(pipeline: PipelineExecutor) -> list[list[float] | None]:
+    """Measure the seconds of each loss's units, forward and backward together.
+
+    A unit gets its share, by FLOPs, of the best of three runs of its stage's programs. All inputs are zeros, since
+    times do not depend on values.
+
+    Returns:
+        One list per loss; None for a loss that can't be split.
+    """
+    losses: list[list[float] | None] = []
+    for loss in pipeline.split.losses:
+        if loss.split_error is not None:
+            losses.append(None)
+            continue
+        times = []
+        for s, units in zip(loss.stages, loss.split_loss.units, strict=True):
+            kinds = [kind for kind, stage in pipeline.programs if kind in KINDS and stage == s]
+            seconds = sum(_program_seconds(pipeline, kind, s) for kind in kinds)
+            total = sum(unit.cost for unit in units)
+            times += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]
+        losses.append(times)
+    return losses
+
+
+def _program_seconds(pipeline: PipelineExecutor, kind: str, s: int) -> float:
+    job, program = pipeline.stages[s].job(kind), pipeline.programs[kind, s].call
+    assert program is not None
+    best = float("inf")
+    for _ in range(_TIMES + 1):  # one more, since the first run is a warm-up
+        args = jax.block_until_ready(_zeros(job))
+        start = time.perf_counter()
+        jax.block_until_ready(program(*args))
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _zeros(job: CompileJob) -> Any:
+    return jax.tree.map(lambda a, at: jax.device_put(_zero(a), at), job.avals, job.in_shardings)
+
+
+def _zero(aval: jax.ShapeDtypeStruct) -> Any:
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(aval.shape, aval.dtype)
+    kinds: list[Any] = []
+    # `jax.random.key_impl` takes no ShapeDtypeStruct, but a tracer.
+    jax.eval_shape(lambda keys: kinds.append(jax.random.key_impl(keys)), aval)
+    return jnp.broadcast_to(jax.random.key(0, impl=kinds[0]), aval.shape)

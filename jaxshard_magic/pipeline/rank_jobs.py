@@ -14,9 +14,9 @@ from ..program.ir import Program, Value
 from ..program.op_labels import GRADIENT
 from .equation_groups import EquationGroup
 from .jobs import CompileJob, shape_dtype_of
-from .loss_stages import LossStages
 from .programs import PlainSubprograms, ShardedSubprograms
 from .shardings import StepShardings
+from .split_step import LossStages
 from .stage_jobs import StageJobs
 from .stages import input_positions_read
 

@@ -1,4 +1,4 @@
-"""One rank's part of a step: programs to run, values to receive, and values to send."""
+"""One rank's part of a step: programs to run, values to receive, and values to send to the ranks that read them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,37 @@ import jax
 from ..program.ir import Value
 from .actors import Actor
 from .equation_groups import EquationGroup
-from .loss_stages import LossStages
 from .rank_jobs import PrepareJob, SettleJob
-from .send_plan import SendPlan
+from .shardings import StepShardings
+from .split_step import LossStages
 from .transfer import ArrayTransfer
 
 Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _SendPlan:
+    """Values that become available on a rank at one time, and their readers on other ranks.
+
+    Attributes:
+        values: The values.
+        by_rank: For each reading rank, the positions in `values` to send and the transfer to use.
+    """
+
+    values: tuple[Value, ...]
+    by_rank: Mapping[int, tuple[list[int], ArrayTransfer]]
+
+
+def plan_sends(
+    rank: int, values: Sequence[Value], values_read: Sequence[set[Value]], homes: StepShardings
+) -> _SendPlan:
+    """Plan the sends of `values` from `rank`, where `values_read[r]` holds the values that rank r reads."""
+    to = {}
+    for other, wanted in enumerate(values_read):
+        places = [k for k, v in enumerate(values) if v in wanted]
+        if other != rank and places:
+            to[other] = places, ArrayTransfer([homes.sharding(values[k], other) for k in places])
+    return _SendPlan(tuple(values), to)
 
 
 @dataclass(frozen=True)
@@ -76,9 +101,9 @@ class LossPlan:
     prepare: Call
     settle: Call
     finish: Call | None
-    gradient_sends: SendPlan
-    result_sends: SendPlan
-    state_sends: Mapping[int, SendPlan]
+    gradient_sends: _SendPlan
+    result_sends: _SendPlan
+    state_sends: Mapping[int, _SendPlan]
     finish_inputs: Sequence[Value]
     actions: Sequence[tuple[str, StagePlan, int, str]]
     sum_transfers: Mapping[int, ArrayTransfer]
@@ -101,8 +126,8 @@ class RankPlan:
 
     rank: int
     losses: Sequence[LossPlan]
-    input_sends: SendPlan
-    groups: Sequence[tuple[EquationGroup, Call, list[Value], list[Value], SendPlan]]
+    input_sends: _SendPlan
+    groups: Sequence[tuple[EquationGroup, Call, list[Value], list[Value], _SendPlan]]
     donates_inputs: bool
     step_outputs: Sequence[Value]
     microbatch_numbers: Sequence[Any]
@@ -167,7 +192,7 @@ class RankRun:
         self._run_groups(len(plan.losses))
         self.outputs = {v: self._fetch_value(v) for v in plan.step_outputs}
 
-    def _send_values(self, send_plan: SendPlan, arrays: Sequence[Any] | None = None) -> None:
+    def _send_values(self, send_plan: _SendPlan, arrays: Sequence[Any] | None = None) -> None:
         if arrays is not None:
             self._values.update(zip(send_plan.values, arrays, strict=True))
         for other, (places, route) in send_plan.by_rank.items():

@@ -17,10 +17,9 @@ from ..strategies.device_shares import device_shares
 from ..strategies.layout import Layout, partition_spec
 from ..strategies.layout import from_partition_spec as axes_of
 from ..strategies.stage_layout import StageInputs, stage_layout
-from .loss_stages import LossStages, ValuePieces
+from .equation_groups import ValueClasses
 from .programs import StageProgram
-from .split_step import SplitStep
-from .value_classes import ValueClasses
+from .split_step import LossStages, SplitStep, ValuePieces
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..program.flow import dependents, operand_roots, required_equations, root_dependencies
 from ..program.ir import Equation, Program, Value
 from ..program.sizes import nbytes
-from .split_scans import stage_of
+from .split_loss import stage_of
 
 # How many times smaller than its parameters a value computed from them alone must be to be sent, not recomputed.
 _MIN_SIZE_RATIO = 16

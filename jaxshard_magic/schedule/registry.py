@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxshard_magic.errors import ShardError, list_names, unknown_name
-from jaxshard_magic.schedule import basic_orders, dualpipe, search, vshape, zero_bubble
+from jaxshard_magic.schedule import fixed_orders, search, vshape
 from jaxshard_magic.schedule.costs import Costs
 from jaxshard_magic.schedule.grid import Schedule
 
@@ -44,7 +44,7 @@ class ScheduleType:
             sizes.
     """
 
-    make: Callable[[ScheduleArgs], basic_orders.RankRows]
+    make: Callable[[ScheduleArgs], fixed_orders.RankRows]
     about: str
     source: str
     chunks: int | None = 1
@@ -73,34 +73,34 @@ def _too_few_microbatches(sizes: ScheduleArgs) -> str | None:
 NAMES: Mapping[str, ScheduleType] = MappingProxyType(
     {
         "gpipe": ScheduleType(
-            lambda s: basic_orders.gpipe(s.stages, s.microbatches), "all forward, then all backward", "arXiv 1811.06965"
+            lambda s: fixed_orders.gpipe(s.stages, s.microbatches), "all forward, then all backward", "arXiv 1811.06965"
         ),
         "1f1b": ScheduleType(
-            lambda s: basic_orders.one_f_one_b(s.stages, s.microbatches),
+            lambda s: fixed_orders.one_f_one_b(s.stages, s.microbatches),
             "one backward for one forward: the bubble of gpipe, the memory of the stages",
             "arXiv 2006.09503",
         ),
         "interleaved": ScheduleType(
-            lambda s: basic_orders.interleaved(s.stages, s.microbatches, s.chunks),
+            lambda s: fixed_orders.interleaved(s.stages, s.microbatches, s.chunks),
             "1f1b over several chunks of layers a rank: a smaller bubble for more memory and messages",
             "arXiv 2104.04473",
             chunks=None,
             size_error=_whole_groups,
         ),
         "looped-bfs": ScheduleType(
-            lambda s: basic_orders.looped_breadth_first(s.stages, s.microbatches, s.chunks),
+            lambda s: fixed_orders.looped_breadth_first(s.stages, s.microbatches, s.chunks),
             "every microbatch through one chunk before the next: a smaller bubble, everything held",
             "arXiv 2211.05953",
             chunks=None,
         ),
         "zb-h1": ScheduleType(
-            lambda s: zero_bubble.zb_h1(s.stages, s.microbatches),
+            lambda s: fixed_orders.zb_h1(s.stages, s.microbatches),
             "1f1b with the backward pass in halves: a third of its bubble, the memory of its first rank on every rank",
             "arXiv 2401.10241",
             splits_backward=True,
         ),
         "zb-h2": ScheduleType(
-            lambda s: zero_bubble.zb_h2(s.stages, s.microbatches),
+            lambda s: fixed_orders.zb_h2(s.stages, s.microbatches),
             "zb-h1 with more forward ahead: no steady bubble, twice the memory",
             "arXiv 2401.10241",
             splits_backward=True,
@@ -137,7 +137,7 @@ NAMES: Mapping[str, ScheduleType] = MappingProxyType(
             splits_backward=True,
         ),
         "dualpipev": ScheduleType(
-            lambda s: dualpipe.dualpipe_v(s.stages, s.microbatches),
+            lambda s: fixed_orders.dualpipe_v(s.stages, s.microbatches),
             "forward of one microbatch and backward of another as one, each hiding the other's messages",
             "arXiv 2412.19437",
             chunks=2,

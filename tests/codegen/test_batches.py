@@ -12,7 +12,7 @@ from support.taken_home import FIVE, Home, bare, code, proved
 
 from jaxshard_magic.codegen.cells import SourceSpan
 from jaxshard_magic.codegen.constraints import Constraint
-from jaxshard_magic.codegen.gradient_sums import GradientSums, drop_axes
+from jaxshard_magic.codegen.microbatch_edits import GradientSums, drop_axes
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 full = pytest.mark.full

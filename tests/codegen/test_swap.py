@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxshard_magic.codegen.swap import swap_code
+from jaxshard_magic.codegen.latest_call import swap_code
 
 FILE = "<cell of a test>"
 MARK = "mark_of_a_test"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.codegen.spec_tables import spec_table
+from jaxshard_magic.codegen.generated_program import spec_table
 
 DATA, MODEL = P("data"), P(None, "model")
 

@@ -10,7 +10,7 @@ from support.forked import printed
 from support.refusals import refusal
 
 from jaxshard_magic.codegen import UserStatement, generate_code
-from jaxshard_magic.codegen.unbound import unbound_names
+from jaxshard_magic.codegen.code import unbound_names
 
 
 @pytest.fixture

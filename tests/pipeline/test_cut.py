@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.pipeline.balance import stage_starts
-from jaxshard_magic.pipeline.linear_partition import largest_part_cost, partition
+from jaxshard_magic.pipeline.balance import largest_part_cost, partition, stage_starts
 from jaxshard_magic.pipeline.loss_units import LossUnits
 from jaxshard_magic.pipeline.split_loss import split_loss
 from jaxshard_magic.pipeline.stages import make_stages

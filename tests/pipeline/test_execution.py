@@ -15,7 +15,7 @@ from jax._src.interpreters import pxla
 
 import jaxshard_magic
 from jaxshard_magic import schedule
-from jaxshard_magic.pipeline.executable_reuse import program_identity, reuse_executable
+from jaxshard_magic.pipeline.jobs import program_identity, reuse_executable
 from jaxshard_magic.schedule.actions import entry_actions, parse_entry
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), jnp.float32)

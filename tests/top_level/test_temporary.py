@@ -24,7 +24,7 @@ from support.process_state import process_state, settled
 import jaxshard_magic
 from jaxshard_magic.analysis.xplane import _tolerant
 from jaxshard_magic.checkpoints import CheckpointStore
-from jaxshard_magic.codegen.swap import swap_code
+from jaxshard_magic.codegen.latest_call import swap_code
 from jaxshard_magic.compiler_log import capture_messages
 from jaxshard_magic.files import AtomicFile
 from jaxshard_magic.hosts.cell_run import Interrupts

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from ...pipeline.linear_partition import partition
+from ...pipeline.balance import partition
 from ...schedule import Costs
 
 GROUPS = 4  # groups of moves named in the text; further groups are counted
