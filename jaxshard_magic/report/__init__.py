@@ -127,6 +127,14 @@ class Report(Exportable, JsonRecord):
         """
         return renderer(self, "text")(self, width, leaves)
 
+    def to_markdown(self, leaves: str | int = 8) -> str:
+        """Return the report as GitHub-flavoured Markdown, for a pull request.
+
+        Args:
+            leaves: Number of largest leaves to list, or "all".
+        """
+        return renderer(self, "markdown")(self, leaves)
+
     @cached_property
     def rows(self) -> list[Any]:
         """Leaves with repeated layers folded into a row each, as listed in text and HTML; computed once."""

@@ -4,6 +4,7 @@ The table below has the renderers of all results. `jaxshard_magic/__init__.py` r
 or from a pickle finds its views in any process; `display.renderer` imports a function at its first use. The kinds:
 
     text              for a terminal: (result, width)
+    markdown          GitHub-flavoured Markdown: (result)
     html, page        HTML without script, to embed or as a document: (result)
     pictures          functions that draw an SVG, by name: (result)
     png               an SVG as PNG: (SVG)
@@ -21,6 +22,7 @@ _RENDERERS = {
     "report.exports.Exportable": {"interactive_page": "widget_page:with_widgets"},
     "report.Report": {
         "text": "text:render",
+        "markdown": "markdown:render",
         "html": "html:fragment",
         "page": "html:page",
         "pictures": "pictures.picture_sets:report_pictures",

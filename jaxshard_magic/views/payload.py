@@ -13,9 +13,8 @@ from jaxshard_magic.report.parts import finite_or_none
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, figure_marks, option_table, words
 from jaxshard_magic.views.device_stages import DeviceStages, stages
+from jaxshard_magic.views.document.parts import Area, RowFigure
 from jaxshard_magic.views.experts_positions.figures import (
-    Area,
-    RowFigure,
     layout_figures,
     ring_figures,
     ring_memory_lines,

@@ -33,7 +33,7 @@ from jaxshard_magic.display import writable
 from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, TimeSpread, Timing
 from jaxshard_magic.views import device_memory, figure_marks, words
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.text import display_width
+from jaxshard_magic.views.terminal import display_width
 
 DATA = Path(__file__).parents[1] / "data"
 

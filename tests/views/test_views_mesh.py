@@ -6,7 +6,7 @@ import pytest
 from support.sample_reports import attached, mesh
 
 from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
-from jaxshard_magic.views.text import display_width
+from jaxshard_magic.views.terminal import display_width
 
 MESHES = [{"data": 1}, {"data": 8}, {"data": 512}, {"data": 4, "model": 2}, {"data": 64, "model": 8}]
 MESHES += [

@@ -1,7 +1,6 @@
 """Figures of experts, positions and ring attention, in one form for all views: rows with a name, a drawing and text."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
@@ -9,11 +8,11 @@ from jaxshard_magic.code_locations import line_text
 from jaxshard_magic.report import ExpertLoad, Experts, Positions, Report, Ring
 from jaxshard_magic.report.experts_positions import PositionRange, position_ranges
 from jaxshard_magic.report.parts import shard_index
+from jaxshard_magic.views.document.parts import TALL, Area, FigureRow, RowFigure
 from jaxshard_magic.views.format import byte_text, count_text, runs, share_text
 
 ROWS = 8  # rows of a figure, at most
 NAMED = 4  # devices named in a text, at most
-FLAT, TALL = 10, 34  # px: height of a row of positions, and of a row of bars
 OTHER, FAINT = 0.6, 0.3  # opacity: of every second device, of dropped rows
 WORK = {
     "places": "Every expert multiplies all its places, those without a token as well",
@@ -29,59 +28,6 @@ UNCOUNTED = (
     "The rows of each were not counted: a cell's first call does that on one host, for a step that calls no Python, "
     "where it takes no more memory than the step."
 )
-
-
-@dataclass(frozen=True)
-class Area:
-    """Rectangle in a drawing with sides of length 1; the origin is the upper left corner.
-
-    Attributes:
-        x: Left edge.
-        y: Top edge.
-        width: Width.
-        height: Height.
-        opacity: Opacity, 0 to 1.
-    """
-
-    x: float
-    y: float
-    width: float
-    height: float
-    opacity: float = 1.0
-
-
-@dataclass(frozen=True)
-class FigureRow:
-    """Row of a figure.
-
-    Attributes:
-        name: Text before the drawing.
-        areas: Drawing.
-        text: Text after the drawing.
-        bars: Heights of a row of bars, 0 to 1; empty if `areas` are positions on a line.
-    """
-
-    name: str
-    areas: tuple[Area, ...]
-    text: str
-    bars: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class RowFigure:
-    """Figure of a few rows.
-
-    Attributes:
-        lead: One or more sentences.
-        axis: Mesh axis that gives the hue.
-        rows: Rows, none for a figure of text alone.
-        height: Height of a row in px.
-    """
-
-    lead: str
-    axis: str
-    rows: tuple[FigureRow, ...] = ()
-    height: int = FLAT
 
 
 def layout_figures(report: Report) -> list[RowFigure]:

@@ -2,9 +2,8 @@
 
 from jaxshard_magic.report import MeshInfo, Report
 from jaxshard_magic.views import svg
+from jaxshard_magic.views.document.parts import FigureRow, RowFigure
 from jaxshard_magic.views.experts_positions.figures import (
-    FigureRow,
-    RowFigure,
     layout_figures,
     ring_figures,
     ring_memory_lines,

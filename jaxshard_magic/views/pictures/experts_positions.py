@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.views import svg
-from jaxshard_magic.views.experts_positions.figures import FLAT, RowFigure
+from jaxshard_magic.views.document.parts import FLAT, RowFigure
 from jaxshard_magic.views.experts_positions.html import drawing
 from jaxshard_magic.views.pictures.sheet import CONTENT_WIDTH, Sheet, columns_in
 from jaxshard_magic.views.terminal import clip, wrap

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.report import Leaf, MeshInfo, Report
 from jaxshard_magic.report.exports import Picture
 from jaxshard_magic.views import leaf_rows, svg, words
-from jaxshard_magic.views.experts_positions.figures import RowFigure, layout_figures
+from jaxshard_magic.views.document.parts import RowFigure
+from jaxshard_magic.views.experts_positions.figures import layout_figures
 from jaxshard_magic.views.explorer import devices_text
 from jaxshard_magic.views.format import byte_text, count_text, submesh_parts, type_parts
 from jaxshard_magic.views.pictures import experts_positions

@@ -1,0 +1,121 @@
+"""Reports, comparisons and choices as Markdown: the figures of the text form, and no sign of the user's is markup."""
+
+import re
+
+import pytest
+from sample_extremes import hostile
+from sample_pipelines import reported
+from sample_reports import SAMPLES, attached
+
+from jaxshard_magic.errors import ShardError, printable
+from jaxshard_magic.report import Advice, Leaf, Report
+from jaxshard_magic.views import words
+
+REPORTS = {**SAMPLES, "reported": reported}
+_FIGURE = re.compile(r"(?<![\w.+])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w.])")
+BACKSLASH = re.compile(r"\\([!-/:-@[-`{-~])")
+
+
+def figures(text: str) -> set[str]:
+    return set(_FIGURE.findall(text.replace("\u2212", "-")))
+
+
+def tokens(markdown: str) -> list:
+    """The tokens of a document for a reader of GitHub's tables."""
+    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    return parser.parse(markdown)
+
+
+def inline(markdown: str) -> list:
+    return [child for token in tokens(markdown) for child in token.children or ()]
+
+
+def read(token) -> str:
+    """What a reader sees of a cell or a paragraph."""
+    kinds = {"text", "code_inline", "html_inline"}
+    return "".join(child.content for child in token.children or () if child.type in kinds)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_each_figure_of_the_text_is_in_the_markdown(name: str):
+    report = REPORTS[name]()
+    markdown = BACKSLASH.sub(r"\1", report.to_markdown())
+    note = words.scale_note(report.memory) if report.memory and report.memory.per_device else None
+    lanes = figures(report.to_text(100).rpartition("bubble holds")[2]) if report.pipeline else set()
+    # Without bars there is no note on their scale; the letters of a timeline have their numbers within.
+    assert figures(report.to_text(100)) - figures(markdown) - figures(note or "") - lanes == set()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_each_row_of_a_table_has_a_cell_for_each_column(name: str):
+    width, cells, rows = 0, 0, 0
+    for token in tokens(REPORTS[name]().to_markdown()):
+        if token.type == "tr_open":
+            cells = 0
+        elif token.type in ("th_open", "td_open"):
+            cells += 1
+        elif token.type == "thead_close":
+            width = cells
+        elif token.type == "tr_close" and width:
+            assert cells == width
+            rows += 1
+        elif token.type == "table_close":
+            width = 0
+    # A reader drops cells beyond the columns: pipes that part cells are counted in the lines, too.
+    in_lines = 0
+    for block in re.findall(r"(?:^\|.*\n)+", REPORTS[name]().to_markdown(), re.MULTILINE):
+        pipes = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in block.splitlines()]
+        assert len(set(pipes)) == 1
+        in_lines += len(pipes) - 2
+    assert rows == in_lines
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_sign_of_a_name_is_markup(name: str):
+    found = inline(REPORTS[name]().to_markdown())
+    assert {child.content for child in found if child.type == "html_inline"} <= {"<br>"}
+    kinds = {child.type for child in found}
+    assert kinds <= {"text", "code_inline", "html_inline", "strong_open", "strong_close", "softbreak"}
+    assert {token.type for token in tokens(REPORTS[name]().to_markdown())}.isdisjoint({"html_block", "blockquote_open"})
+
+
+def test_leaves_read_as_they_are_named():
+    report = hostile()
+    seen = "\n".join(read(token) for token in tokens(report.to_markdown("all")) if token.type == "inline")
+    for leaf in report.leaves:
+        assert printable(leaf.path).strip() in seen
+
+
+NAMES = ["a|b", "a`b", "``", "`a", "a\\|b", "a\\", "<b>x</b>", "*x*", "a\nb", "![x](y)", "# x", "1. x", "\\`|`", " x "]
+
+
+@pytest.mark.parametrize("path", NAMES)
+def test_a_name_is_read_back_from_its_cell(path: str):
+    leaf = Leaf(path, "params", (4,), "float32", (), 16, 16, "replicated")
+    report = Report("step", "dp", {}, attached().mesh, leaves=(leaf,))
+    markdown = report.to_markdown()
+    cells = [read(token) for token in tokens(markdown) if token.type == "inline"]
+    assert printable(path).strip() in [cell.partition("<br>")[0].strip() for cell in cells]
+
+
+def test_lines_to_paste_stand_in_a_fence_that_nothing_in_them_closes():
+    fix = "%%shard fsdp\n```\n# <b>x</b>"
+    report = Report("step", "fsdp", {}, attached().mesh, advice=(Advice("hint", "warning", "1. Do *this*.", fix),))
+    fences = [token.content for token in tokens(report.to_markdown()) if token.type == "fence"]
+    assert fences == [f"{fix}\n"]
+    items = [token for token in tokens(report.to_markdown()) if token.type == "inline"]
+    assert "warning: 1. Do *this*." in [read(item) for item in items]
+
+
+def test_hints_are_a_list_and_those_behind_the_first_are_counted():
+    markdown = SAMPLES["hinted"]().to_markdown()
+    assert markdown.count("\n- **") == 7
+    assert "\n\n4 more:\n\n- **" in markdown
+
+
+def test_all_leaves_are_listed_if_asked():
+    report = attached()
+    assert all(f"`{leaf.path}`" in report.to_markdown(leaves="all") for leaf in report.leaves)
+    assert report.to_markdown(leaves=1).count("\n| `") < report.to_markdown().count("\n| `")
+    with pytest.raises(ShardError, match="leaves is 'few'"):
+        report.to_markdown(leaves="few")
