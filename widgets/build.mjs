@@ -1,6 +1,6 @@
 // Bundles the browser sources into jaxshard_magic/static. `npm run build`, or `npm run watch` while editing.
 import { createHash } from "node:crypto";
-import { readFile, readdir } from "node:fs/promises";
+import { readdir, readFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import * as esbuild from "esbuild";

@@ -63,13 +63,14 @@ def test_there_are_no_other_bundles():
     assert {path.name for path in STATIC.iterdir()} == set(BUNDLES)
 
 
-def test_a_widget_depends_on_nothing_but_its_bundler():
+def test_a_widget_depends_on_nothing_but_tools_of_fixed_versions():
     package = json.loads((WIDGETS / "package.json").read_text())
     assert "dependencies" not in package
-    assert list(package["devDependencies"]) == ["esbuild"]
+    assert set(package["devDependencies"]) == {"@biomejs/biome", "esbuild"}
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in package["devDependencies"].values())
 
 
-def test_the_bundler_comes_from_the_public_registry():
+def test_the_tools_come_from_the_public_registry():
     packages = json.loads((WIDGETS / "package-lock.json").read_text())["packages"]
     places = {package["resolved"] for package in packages.values() if "resolved" in package}
     assert all(place.startswith("https://registry.npmjs.org/") for place in places)

@@ -1,10 +1,10 @@
 // A bar for each set of axes, with the kinds of collectives that it is made of.
 
 import { h, s } from "../shared/dom.js";
-import { UNKNOWN, bytes, count, seconds, share } from "../shared/format.js";
-import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
+import { bytes, count, seconds, share, UNKNOWN } from "../shared/format.js";
+import { least, number, over, pieces, SHORT } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { WAITED, hidden, merged, weigher } from "./lines.js";
+import { hidden, merged, WAITED, weigher } from "./lines.js";
 
 const BAR = 13; // px
 
@@ -19,14 +19,15 @@ export function overAxes(communication, mesh) {
     "tr",
     {},
     h("th", { scope: "col", title: "Mesh axes along which devices talk, and the devices along each" }, "over axes"),
-    timed && [
-      number("predicted", WAITED),
-      number("of step", "Of the predicted step"),
-    ],
+    timed && [number("predicted", WAITED), number("of step", "Of the predicted step")],
     number("sent", "Bytes that one device sends per step, by collectives that run on a ring"),
     between && number(between, "Bytes per step that one of them sends to others, on rings that go through each once"),
     timed ? null : number("share", "Of all bytes that one device sends per step"),
-    h("th", { scope: "col", class: "jsm-wide", title: timed ? "Predicted time, by kind" : "Bytes sent, by kind" }, "by collective"),
+    h(
+      "th",
+      { scope: "col", class: "jsm-wide", title: timed ? "Predicted time, by kind" : "Bytes sent, by kind" },
+      "by collective",
+    ),
   );
   const body = sets.map((set) =>
     h(
@@ -38,7 +39,8 @@ export function overAxes(communication, mesh) {
         h("td", { class: "jsm-num" }, share(step && set.seconds !== null ? set.seconds / step : null)),
       ],
       h("td", { class: "jsm-num" }, least(bytesNodes(set.sent), set.exact)),
-      between && h("td", { class: "jsm-num" }, set.leaving === null ? UNKNOWN : least(bytesNodes(set.leaving), set.exact)),
+      between &&
+        h("td", { class: "jsm-num" }, set.leaving === null ? UNKNOWN : least(bytesNodes(set.leaving), set.exact)),
       timed ? null : h("td", { class: "jsm-num" }, share(total ? set.sent / total : 0)),
       h("td", {}, bar(set, weight, most, told), h("div", { class: "jsm-small jsm-quiet" }, list(set, told))),
     ),

@@ -11,7 +11,7 @@ const TOKEN = new RegExp(
     /(?<com>#.*)/,
     /(?<open>(?:[rbuf]|[rb]{2}|[rf]{2})?(?<quotes>"""|'''))/,
     /(?<str>(?:[rbuf]|[rb]{2}|[rf]{2})?(?:"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)))/,
-    /(?<word>[\p{L}_][\p{L}\p{N}_]*)/,
+    /(?<word>[p{L}_][p{L}p{N}_]*)/,
     /(?<num>(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[+-]?\d+)?[jx]?[\da-f]*)/,
   ]
     .map(({ source }) => source)
@@ -25,7 +25,6 @@ const MAGIC = /^\s*(%|!)/;
  * over lines, and `quote` is what is open. `jump()` where lines are left out.
  */
 export function colouring(quote = null) {
-
   function line(text) {
     if (quote === null && MAGIC.test(text)) return [mark("kw", text)];
     const found = [];

@@ -1,11 +1,11 @@
 // Every collective of a step whose source is not known, those that send most first.
 
 import { h, s } from "../shared/dom.js";
-import { UNKNOWN, count, seconds, share } from "../shared/format.js";
+import { count, seconds, share, UNKNOWN } from "../shared/format.js";
 import { least, number, over, piece } from "../shared/kinds.js";
 import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
-import { WAITED, hidden, moreSent, part, weigher } from "./lines.js";
+import { hidden, moreSent, part, WAITED, weigher } from "./lines.js";
 
 const ROWS = 60; // listed at first
 const BAR = [72, 9]; // px
@@ -28,9 +28,7 @@ export function collectives({ rows }, mesh) {
     number("count", "How often it runs per step, loop trips multiplied in"),
     number("bytes each", "Size on one device of the gathered array, or of the one before it is reduced"),
     number("sent per device", RING),
-    timed
-      ? number("predicted", WAITED)
-      : number("share", "Of all bytes that one device sends per step"),
+    timed ? number("predicted", WAITED) : number("share", "Of all bytes that one device sends per step"),
     h("td", {}),
     lined ? number("line", "Line of the code that it comes from") : null,
     lined ? h("th", { scope: "col", class: "jsm-source" }, "source") : null,
@@ -45,7 +43,11 @@ export function collectives({ rows }, mesh) {
       h("td", { class: "jsm-num" }, least(count(row.count), row.exact)),
       h("td", { class: "jsm-num" }, bytesNodes(row.bytes)),
       h("td", { class: "jsm-num" }, least(bytesNodes(row.wire_bytes), row.exact)),
-      h("td", { class: "jsm-num", title: hidden(moved) }, timed ? least(seconds(row.seconds), row.exact) : share(row.share)),
+      h(
+        "td",
+        { class: "jsm-num", title: hidden(moved) },
+        timed ? least(seconds(row.seconds), row.exact) : share(row.share),
+      ),
       h("td", { class: "jsm-part" }, bar(row, weight(moved) / most)),
       lined ? [h("td", { class: "jsm-num" }, row.short ?? UNKNOWN), source(row)] : null,
     );
@@ -59,5 +61,4 @@ export function collectives({ rows }, mesh) {
 const bar = ({ kind, axes }, size) =>
   s("svg", { width: BAR[0], height: BAR[1], "aria-hidden": "true" }, piece(kind, axes, 0, 100 * size, BAR[1]));
 
-const source = ({ text }) =>
-  h("td", { class: "jsm-source", title: text }, text === null ? null : h("code", {}, text));
+const source = ({ text }) => h("td", { class: "jsm-source", title: text }, text === null ? null : h("code", {}, text));

@@ -1,12 +1,12 @@
 // What one line moves: a row for each array, or for arrays that are alike.
 
 import { h } from "../shared/dom.js";
-import { UNKNOWN, bytes, count, seconds } from "../shared/format.js";
+import { bytes, count, seconds, UNKNOWN } from "../shared/format.js";
 import { least, number, over } from "../shared/kinds.js";
 import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
-import { WAITED, hidden, merged, moreSent } from "./lines.js";
+import { hidden, merged, moreSent, WAITED } from "./lines.js";
 
 const ROWS = 12; // listed at first
 const PHASES = ["forward", "backward", "update"];
@@ -19,13 +19,23 @@ export function detail(rows, { timed, weight }, mesh, label) {
     "tr",
     {},
     h("th", { scope: "col" }, "collective"),
-    h("th", { scope: "col", class: "jsm-extra", title: "The devices that talk to each other, as a group of the mesh" }, "group"),
+    h(
+      "th",
+      { scope: "col", class: "jsm-extra", title: "The devices that talk to each other, as a group of the mesh" },
+      "group",
+    ),
     h("th", { scope: "col" }, "what moves"),
     h("th", { scope: "col", title: "The part of the step that it runs in; both: forward and backward" }, "phase"),
     h("th", { scope: "col", class: "jsm-num jsm-extra", title: PAYLOAD }, "count \u00d7 payload"),
     number("sent", "Bytes that one device sends per step, all of them together"),
     timed ? number("predicted", WAITED) : null,
-    from(rows) ? h("th", { scope: "col", class: "jsm-extra", title: "The line of the step's own code that led there" }, "called at") : null,
+    from(rows)
+      ? h(
+          "th",
+          { scope: "col", class: "jsm-extra", title: "The line of the step's own code that led there" },
+          "called at",
+        )
+      : null,
   );
   const made = (part) => tableRow(part, { timed, from: from(rows) }, mesh);
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));

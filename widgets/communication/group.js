@@ -58,8 +58,13 @@ function spoken(axes, mesh) {
   const known = axes.filter((axis) => axis in mesh.sizes);
   const size = product(known.map((axis) => mesh.sizes[axis]));
   const ours = Array.from({ length: mesh.count }, (_, at) => at).filter((at) => together(at, mesh.sizes, axes));
-  const named = ours.slice(0, NAMED).map((at) => mesh.devices[at]).join(", ");
+  const named = ours
+    .slice(0, NAMED)
+    .map((at) => mesh.devices[at])
+    .join(", ");
   const more = ours.length > NAMED ? `, ${count(ours.length - NAMED)} more` : "";
   const groups = mesh.count / size;
-  return groups > 1 ? `${count(groups)} groups of ${count(size)} devices, the first is ${named}${more}` : `all ${count(size)} devices`;
+  return groups > 1
+    ? `${count(groups)} groups of ${count(size)} devices, the first is ${named}${more}`
+    : `all ${count(size)} devices`;
 }

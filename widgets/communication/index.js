@@ -19,7 +19,8 @@ export function view({ communication, figures_of: drawn }, mesh, selection) {
     { class: "jsm-communication" },
     h("p", { class: "jsm-lead" }, spans(lead, mesh, { line })),
     rows.length > 0 && overAxes(communication, mesh), // else the lead says that nothing moves
-    rows.length > 0 && (sources.length ? new SourceView(communication, mesh, selection).element : collectives(communication, mesh)),
+    rows.length > 0 &&
+      (sources.length ? new SourceView(communication, mesh, selection).element : collectives(communication, mesh)),
     figures(drawn?.communication),
   );
 }

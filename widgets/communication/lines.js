@@ -70,10 +70,21 @@ export function kindsOf(rows, weight) {
  */
 export function placesOf({ rows, sources }) {
   const named = sources.map((source, i) => ({ ...source, source: i, rows: rows.filter((row) => row.source === i) }));
-  const lost = { name: "not traced to a line", note: null, source: null, lines: [], rows: rows.filter((row) => row.source === null) };
+  const lost = {
+    name: "not traced to a line",
+    note: null,
+    source: null,
+    lines: [],
+    rows: rows.filter((row) => row.source === null),
+  };
   return [...named, lost]
     .filter((place) => place.rows.length)
-    .map(({ name, note, source, lines, rows: own }) => ({ name, note, source, items: folded(linesOf(source, lines, own)) }));
+    .map(({ name, note, source, lines, rows: own }) => ({
+      name,
+      note,
+      source,
+      items: folded(linesOf(source, lines, own)),
+    }));
 }
 
 /** All lines of a source in their order, with those that move something but have no text. */

@@ -3,7 +3,7 @@
 import { h, s, uniqueId } from "../shared/dom.js";
 import { bytes, count, counted, share } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
-import { AT_LEAST, SHORT, least, over, overText, pieces } from "../shared/kinds.js";
+import { AT_LEAST, least, over, overText, pieces, SHORT } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
 import { colouring } from "./code.js";
 import { detail } from "./detail.js";
@@ -34,7 +34,9 @@ export class SourceView {
 
   constructor(communication, mesh, selection) {
     [this.#mesh, this.#selection, this.#weigher] = [mesh, selection, weigher(communication.rows)];
-    this.#measured = new Map((communication.measured ?? []).map(([source, number, took]) => [keyOf({ source, number }), took]));
+    this.#measured = new Map(
+      (communication.measured ?? []).map(([source, number, took]) => [keyOf({ source, number }), took]),
+    );
     const places = placesOf(communication);
     const parts = places.flatMap(({ items }) => items.flatMap((item) => item.part ?? []));
     this.#scale = {
@@ -48,7 +50,9 @@ export class SourceView {
       "div",
       {
         ...OWN_KEYS,
-        class: ["jsm-code", this.#weigher.timed && "jsm-timed", this.#measured.size && "jsm-clocked"].filter(Boolean).join(" "),
+        class: ["jsm-code", this.#weigher.timed && "jsm-timed", this.#measured.size && "jsm-clocked"]
+          .filter(Boolean)
+          .join(" "),
         style: { "--jsm-digits": `${Math.max(NARROW, digits * DIGIT)}px` },
         onkeydown: (event) => this.#press(event),
       },
@@ -71,8 +75,18 @@ export class SourceView {
         { class: "jsm-code-head" },
         h("span", {}),
         timed ? h("span", { class: "jsm-num", title: "Predicted time per step" }, this.#scale.unit) : null,
-        this.#measured.size ? h("span", { class: "jsm-num jsm-clock", title: "Measured time per step: compute, moving and waiting" }, "measured") : null,
-        h("span", { title: timed ? "Of the predicted step" : "Of all bytes that one device sends per step" }, timed ? "of step" : "share"),
+        this.#measured.size
+          ? h(
+              "span",
+              { class: "jsm-num jsm-clock", title: "Measured time per step: compute, moving and waiting" },
+              "measured",
+            )
+          : null,
+        h(
+          "span",
+          { title: timed ? "Of the predicted step" : "Of all bytes that one device sends per step" },
+          timed ? "of step" : "share",
+        ),
         h("span", { class: "jsm-num jsm-by", title: "Bytes that one device sends per step" }, "sent"),
         h("span", { class: "jsm-code-name" }, name, note === null ? null : `: ${note}`),
         h("span", { class: "jsm-num jsm-kinds-head" }, "collectives"),
@@ -145,7 +159,11 @@ export class SourceView {
       time: timed && part.seconds !== null ? least(inUnit(part.seconds, this.#scale), part.exact) : null,
       heat: s("svg", { width: "100%", height: BAR, "aria-hidden": "true" }, s("title", {}, told), pieces(parts, BAR)),
       hot: of !== null && of > HOT,
-      kinds: h("span", { class: "jsm-kinds" }, kinds.map((each) => this.#kind(each))),
+      kinds: h(
+        "span",
+        { class: "jsm-kinds" },
+        kinds.map((each) => this.#kind(each)),
+      ),
     };
   }
 
@@ -154,7 +172,15 @@ export class SourceView {
     const often = times > 1 || !exact ? [" \u00d7", least(count(times), exact)] : null;
     const title = exact ? kind : `${kind}. ${AT_LEAST}`;
     const jobs = new Set(rows.flatMap(({ job }) => job ?? []));
-    return h("span", { title }, h("b", {}, SHORT[kind] ?? kind), " ", over(axes, size, this.#mesh), often, jobs.size > 0 && ` ${[...jobs].join(", ")}`);
+    return h(
+      "span",
+      { title },
+      h("b", {}, SHORT[kind] ?? kind),
+      " ",
+      over(axes, size, this.#mesh),
+      often,
+      jobs.size > 0 && ` ${[...jobs].join(", ")}`,
+    );
   }
 
   #spoken({ key, name, part, text }) {
@@ -230,4 +256,3 @@ export class SourceView {
     event.preventDefault();
   }
 }
-

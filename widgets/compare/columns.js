@@ -52,7 +52,10 @@ function strategy({ axes }) {
 function fits() {
   const make = ({ fits: [kind, word] }) =>
     kind
-      ? [sign(kind, null), h("span", { class: kind === "error" ? "jsm-error jsm-cmp-wide" : "jsm-cmp-wide" }, ` ${word}`)]
+      ? [
+          sign(kind, null),
+          h("span", { class: kind === "error" ? "jsm-error jsm-cmp-wide" : "jsm-cmp-wide" }, ` ${word}`),
+        ]
       : h("span", { class: "jsm-quieter" }, word);
   const order = ({ fits: [kind] }) => ({ ok: 0, error: 2 })[kind] ?? 1;
   return { key: "fits", head: "fits", title: WORDS.fits, look: "jsm-cmp-fits", order, make };
@@ -87,7 +90,8 @@ function sent({ axes, sent }, trials, name, i) {
   const most = Math.max(...trials.flatMap((trial) => trial.sent.map((size) => size ?? 0)));
   const fills = over?.map(hue) ?? ["var(--jsm-ink-3)"];
   const unnamed = name === "?" ? ["other", NO_AXES] : [name, OTHERS];
-  const head = over?.map((axis, j) => [j ? "+" : null, h("span", { class: axisClass(axis) }, axes[axis])]) ?? unnamed[0];
+  const head =
+    over?.map((axis, j) => [j ? "+" : null, h("span", { class: axisClass(axis) }, axes[axis])]) ?? unnamed[0];
   const title = over ? `${WORDS.sent} over ${over.map((axis) => axes[axis]).join(" and ")}` : unnamed[1];
   return {
     key: `sent ${name}`,

@@ -14,7 +14,11 @@ const NEEDS = "Memory of the fullest device, estimated from the traced step";
 export const runs = ({ runs: lines }) =>
   lines.length === 0
     ? null
-    : h("dl", { class: "jsm-found-runs" }, lines.map(([name, line]) => [h("dt", {}, `Run ${name} as`), h("dd", {}, copyable(line))]));
+    : h(
+        "dl",
+        { class: "jsm-found-runs" },
+        lines.map(([name, line]) => [h("dt", {}, `Run ${name} as`), h("dd", {}, copyable(line))]),
+      );
 
 /** The questions below each other, each beside what its answers lead to; the way that the step takes is strong. */
 export function path({ path: questions, path_title: title, agreement }) {
@@ -35,7 +39,12 @@ function question({ asks, because, way, branches }) {
   return h(
     "li",
     {},
-    h("div", { class: `jsm-found-asks jsm-found-${way}` }, h("div", {}, asks), h("div", { class: "jsm-small jsm-quiet" }, because)),
+    h(
+      "div",
+      { class: `jsm-found-asks jsm-found-${way}` },
+      h("div", {}, asks),
+      h("div", { class: "jsm-small jsm-quiet" }, because),
+    ),
     h("ul", {}, answers),
   );
 }
@@ -43,17 +52,30 @@ function question({ asks, because, way, branches }) {
 /** A row for each candidate that was not compiled, under what ruled it out. */
 export function others({ others: groups, others_title: title, others_open: open }, axes) {
   if (!groups.length) return null;
-  const head = h("tr", {}, ["strategy", "mesh"].map((name) => h("th", { scope: "col" }, name)), number("at least", AT_LEAST), number("needs about", NEEDS));
+  const head = h(
+    "tr",
+    {},
+    ["strategy", "mesh"].map((name) => h("th", { scope: "col" }, name)),
+    number("at least", AT_LEAST),
+    number("needs about", NEEDS),
+  );
   const bodies = groups.map(([fate, alike, left]) =>
     h(
       "tbody",
       {},
       whole(h("b", {}, fate)),
-      alike.map(([candidates, why]) => [candidates.map((each) => row(each, axes)), why ? whole(h("span", { class: "jsm-small jsm-quiet" }, why)) : null]),
+      alike.map(([candidates, why]) => [
+        candidates.map((each) => row(each, axes)),
+        why ? whole(h("span", { class: "jsm-small jsm-quiet" }, why)) : null,
+      ]),
       left ? whole(h("span", { class: "jsm-small jsm-quiet" }, `and ${count(left)} more`)) : null,
     ),
   );
-  return folding(title, open, h("table", { class: "jsm-table jsm-found-others", "aria-label": title }, h("thead", {}, head), bodies));
+  return folding(
+    title,
+    open,
+    h("table", { class: "jsm-table jsm-found-others", "aria-label": title }, h("thead", {}, head), bodies),
+  );
 }
 
 const whole = (content) => h("tr", { class: "jsm-found-whole" }, h("td", { colspan: 4 }, content));
@@ -65,7 +87,12 @@ const row = (candidate, axes) =>
     h("td", { class: "jsm-mono" }, nameNodes(candidate)),
     h("td", { class: "jsm-mono" }, meshNodes(candidate, axes)),
     h("td", { class: "jsm-num" }, candidate.bound),
-    h("td", { class: "jsm-num" }, candidate.needs, candidate.arrays ? h("div", { class: "jsm-small jsm-quiet" }, candidate.arrays) : null),
+    h(
+      "td",
+      { class: "jsm-num" },
+      candidate.needs,
+      candidate.arrays ? h("div", { class: "jsm-small jsm-quiet" }, candidate.arrays) : null,
+    ),
   );
 
 const folding = (title, open, content) => h("details", { class: "jsm-found", open }, h("summary", {}, title), content);

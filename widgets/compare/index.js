@@ -52,7 +52,11 @@ function view(data, choice, model) {
     pair.element,
     search && path(search),
     search && others(search, data.axes),
-    h("div", { class: "jsm-cmp-notes jsm-small jsm-quiet" }, data.notes.map((note) => h("p", {}, note))),
+    h(
+      "div",
+      { class: "jsm-cmp-notes jsm-small jsm-quiet" },
+      data.notes.map((note) => h("p", {}, note)),
+    ),
   );
   const parts = [table, scatter, side, pair].filter(Boolean);
   const mark = (changed) => parts.forEach((part) => part.mark(changed));
@@ -71,7 +75,11 @@ const curves = (told) =>
     "section",
     { "aria-label": "Curves" },
     h("h3", {}, "Curves"),
-    h("p", { class: "jsm-small jsm-curve-legend" }, told.names.map((name, place) => h("span", {}, sample(place), name))),
+    h(
+      "p",
+      { class: "jsm-small jsm-curve-legend" },
+      told.names.map((name, place) => h("span", {}, sample(place), name)),
+    ),
     charts(told.charts),
   );
 

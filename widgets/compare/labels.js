@@ -15,7 +15,10 @@ export const AROUND = [
   [0, 18, "middle"],
 ];
 export const ABOVE_FIRST = [ABOVE, ...AROUND];
-export const AT_END = [[0, 14, "end"], [0, -5, "end"]];
+export const AT_END = [
+  [0, 14, "end"],
+  [0, -5, "end"],
+];
 
 function boxOf(x, y, width, end) {
   const left = { start: x, middle: x - width / 2, end: x - width }[end];

@@ -2,11 +2,11 @@
 
 import { axisClass } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
-import { UNKNOWN, bytes, count, counted } from "../shared/format.js";
+import { bytes, count, counted, UNKNOWN } from "../shared/format.js";
 import { number } from "../shared/kinds.js";
 import { more } from "../shared/more.js";
 import { figure, letter } from "./cells.js";
-import { DIFFERENCE, NOT_KNOWN, difference } from "./parts.js";
+import { DIFFERENCE, difference, NOT_KNOWN } from "./parts.js";
 
 const NAME = "Leaves that lie differently";
 const ROWS = 12; // listed at first

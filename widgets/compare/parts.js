@@ -2,7 +2,7 @@
 
 import { hue } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
-import { UNKNOWN, bytes } from "../shared/format.js";
+import { bytes, UNKNOWN } from "../shared/format.js";
 import { number, over } from "../shared/kinds.js";
 import { bar, cell, figure, letter } from "./cells.js";
 
@@ -83,7 +83,10 @@ export function moved(known, pair, names) {
     sums.map((size) => h("td", { class: "jsm-num" }, figure(bytes(size)))),
     h("td", { class: "jsm-num" }, difference(...sums)),
   );
-  return table(name, h("th", { scope: "col", title: SENT }, "collective"), [rows.map(row), rows.length > 1 ? all : null]);
+  return table(name, h("th", { scope: "col", title: SENT }, "collective"), [
+    rows.map(row),
+    rows.length > 1 ? all : null,
+  ]);
 }
 
 /** One row for each kind over each set of axes; a collective that one of the two has not sends nothing there. */

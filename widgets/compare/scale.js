@@ -1,7 +1,11 @@
 // Round ticks, in one unit, around values that need not begin at zero.
 
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].map((name, power) => [1024 ** power, name]);
-const SECONDS = [[1e-6, "us"], [1e-3, "ms"], [1, "s"]];
+const SECONDS = [
+  [1e-6, "us"],
+  [1e-3, "ms"],
+  [1, "s"],
+];
 const ROUND = [1, 2, 5, 10];
 const MARGIN = 0.25; // of a step, between a value and the ends
 

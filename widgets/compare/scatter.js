@@ -100,7 +100,9 @@ export class Scatter {
     const across = ["ArrowLeft", "ArrowRight", "Home", "End"].includes(key);
     if (!across && key !== "ArrowUp" && key !== "ArrowDown") return undefined;
     const order = this.#trials.toSorted(across ? byTime : byPeak).map((trial) => trial.i);
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, Home: -order.length, End: order.length }[key];
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, Home: -order.length, End: order.length }[
+      key
+    ];
     return order[Math.max(0, Math.min(order.length - 1, order.indexOf(i) + step))];
   }
 
@@ -108,7 +110,12 @@ export class Scatter {
     this.#choice.point(i);
     const { x, y } = this.#at(i);
     const others = this.#here(i).filter((each) => each !== i);
-    this.#tip.show(this.#data.trials[i], x, y, others.map((each) => this.#data.trials[each].label));
+    this.#tip.show(
+      this.#data.trials[i],
+      x,
+      y,
+      others.map((each) => this.#data.trials[each].label),
+    );
   }
 
   #leave() {
@@ -179,7 +186,9 @@ export class Scatter {
   #axes() {
     const { x, y, right, bottom, across, up } = this.#plan;
     const { source } = this.#data;
-    const how = this.#trials.some(({ tail }) => tail !== null) ? `${source}; the tail starts at the prediction` : source;
+    const how = this.#trials.some(({ tail }) => tail !== null)
+      ? `${source}; the tail starts at the prediction`
+      : source;
     const line = (y1) => s("line", { x1: LEFT, x2: right, y1, y2: y1, class: "jsm-hair" });
     const named = { x: right, y: HEIGHT - 5, "text-anchor": "end", class: "jsm-mark jsm-ink" };
     return [
@@ -215,8 +224,18 @@ export class Scatter {
   #circle({ i, x, y, r, front, over }) {
     const { chosen, pair } = this.#choice;
     const which = pair === null ? null : (["A", "B"][pair.indexOf(i)] ?? null);
-    const look = classes("jsm-cmp-dot", front && "jsm-cmp-front", over && "jsm-cmp-over", i === chosen && "jsm-cmp-chosen");
-    const letter = { x, y: y + 3.5, "text-anchor": "middle", class: classes("jsm-mark jsm-cmp-ab", front && "jsm-cmp-on") };
+    const look = classes(
+      "jsm-cmp-dot",
+      front && "jsm-cmp-front",
+      over && "jsm-cmp-over",
+      i === chosen && "jsm-cmp-chosen",
+    );
+    const letter = {
+      x,
+      y: y + 3.5,
+      "text-anchor": "middle",
+      class: classes("jsm-mark jsm-cmp-ab", front && "jsm-cmp-on"),
+    };
     return [s("circle", { cx: x, cy: y, r, class: look }), which && s("text", letter, which)];
   }
 

@@ -45,8 +45,7 @@ export class Side {
 
   #options() {
     const { chosen, other } = this.#choice;
-    const option = ({ label }, i) =>
-      i === chosen ? null : h("option", { value: i, selected: i === other }, label);
+    const option = ({ label }, i) => (i === chosen ? null : h("option", { value: i, selected: i === other }, label));
     replace(this.#select, h("option", { value: "" }, NONE), this.#data.trials.map(option));
     this.#select.value = other === null ? "" : String(other);
   }
@@ -57,7 +56,11 @@ export class Side {
       h("h3", { class: "jsm-mono" }, this.#choice.pair ? [letter("A"), " "] : null, nameNodes(trial)),
       h("div", { class: "jsm-mono jsm-quiet" }, meshNodes(trial, this.#data.axes)),
       failed ? h("p", { class: "jsm-cmp-why" }, why.join(" ")) : null,
-      h("dl", {}, facts.map(([term, told]) => [h("dt", {}, term), h("dd", {}, told)])),
+      h(
+        "dl",
+        {},
+        facts.map(([term, told]) => [h("dt", {}, term), h("dd", {}, told)]),
+      ),
       failed ? null : [h("div", { class: "jsm-quiet" }, "Run it again as"), copyable(`%%shard ${line}`)],
     ];
   }

@@ -33,11 +33,21 @@ export class Table {
     this.#heads = this.#columns.map((column) => this.#head(column));
     const table = h(
       "table",
-      { ...OWN_KEYS, class: "jsm-table jsm-cmp-table", role: "grid", "aria-label": HINT, "aria-multiselectable": "true" },
+      {
+        ...OWN_KEYS,
+        class: "jsm-table jsm-cmp-table",
+        role: "grid",
+        "aria-label": HINT,
+        "aria-multiselectable": "true",
+      },
       h("thead", {}, this.#group(), h("tr", {}, this.#heads)),
       this.#body,
     );
-    this.element = h("div", { class: data.trials.length > LONG ? "jsm-cmp-scroll jsm-cmp-long" : "jsm-cmp-scroll" }, table);
+    this.element = h(
+      "div",
+      { class: data.trials.length > LONG ? "jsm-cmp-scroll jsm-cmp-long" : "jsm-cmp-scroll" },
+      table,
+    );
     scrollsOn(this.element);
     this.#sort();
   }

@@ -23,7 +23,11 @@ export class Tip {
       element,
       h("div", { class: "jsm-mono" }, nameNodes(trial)),
       h("div", { class: "jsm-mono jsm-quiet" }, meshNodes(trial, this.#data.axes)),
-      h("dl", {}, trial.facts.map(([term, told]) => [h("dt", {}, term), h("dd", {}, told)])),
+      h(
+        "dl",
+        {},
+        trial.facts.map(([term, told]) => [h("dt", {}, term), h("dd", {}, told)]),
+      ),
       others.length ? h("div", { class: "jsm-quiet" }, `also here: ${told(others)}`) : null,
     );
     element.hidden = false;
@@ -39,4 +43,6 @@ export class Tip {
 }
 
 const told = (names) =>
-  [...names.slice(0, NAMED), names.length > NAMED ? `${count(names.length - NAMED)} more` : null].filter(Boolean).join(", ");
+  [...names.slice(0, NAMED), names.length > NAMED ? `${count(names.length - NAMED)} more` : null]
+    .filter(Boolean)
+    .join(", ");

@@ -18,7 +18,11 @@ export function compiledTable(trial) {
       "div",
       { class: "jsm-ex-head" },
       h("h3", {}, compiled.error ? "Not compiled" : "Compiled"),
-      h("span", { class: "jsm-small jsm-quiet" }, stale ? ["an earlier line: ", h("code", {}, compiled.line)] : "this line, nothing has run"),
+      h(
+        "span",
+        { class: "jsm-small jsm-quiet" },
+        stale ? ["an earlier line: ", h("code", {}, compiled.line)] : "this line, nothing has run",
+      ),
     );
     replace(element, head, compiled.error ? failed(compiled) : [verdict(compiled), table(compiled)]);
   }
@@ -35,10 +39,21 @@ function table({ rows, axes }) {
     h(
       "tr",
       {},
-      h("th", { scope: "row" }, name, over?.map((axis) => [" ", h("b", { class: axisClass(Math.max(0, axes.indexOf(axis))) }, axis)])),
+      h(
+        "th",
+        { scope: "row" },
+        name,
+        over?.map((axis) => [" ", h("b", { class: axisClass(Math.max(0, axes.indexOf(axis))) }, axis)]),
+      ),
       h("td", { class: "jsm-num jsm-quiet" }, predicted),
       h("td", { class: "jsm-num" }, real),
     );
-  const head = h("tr", {}, h("th", { scope: "col" }, "on one device"), number("predicted", "From the plan, before compiling"), number("compiled", "Read from the compiled program"));
+  const head = h(
+    "tr",
+    {},
+    h("th", { scope: "col" }, "on one device"),
+    number("predicted", "From the plan, before compiling"),
+    number("compiled", "Read from the compiled program"),
+  );
   return h("table", { class: "jsm-table jsm-ex-table" }, h("thead", {}, head), h("tbody", {}, rows.map(cells)));
 }

@@ -1,10 +1,10 @@
 // Each dimension of the array with the axes that may cut it, what that makes of it, and what does not divide.
 
+import { cutLines } from "../layout/plan.js";
 import { dash, hue } from "../shared/axes.js";
 import { h, replace, s } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
-import { cutLines } from "../layout/plan.js";
 import { nextSize, parts } from "./cuts.js";
 
 const MOST_LINES = 64;
@@ -37,11 +37,17 @@ export function dims(trial, edit) {
       { class: "jsm-ex-dim" },
       h("span", { class: "jsm-small jsm-quiet" }, `dim ${dim}`),
       h("span", { class: "jsm-ex-length" }, size),
-      h("span", { class: "jsm-ex-chips", role: "group", "aria-label": `axes that cut dim ${dim}` }, trial.axes.map(([axis], i) => chip(dim, axis, i))),
+      h(
+        "span",
+        { class: "jsm-ex-chips", role: "group", "aria-label": `axes that cut dim ${dim}` },
+        trial.axes.map(([axis], i) => chip(dim, axis, i)),
+      ),
       h(
         "div",
         { class: "jsm-ex-effect" },
-        pieces > 1 ? h("b", {}, `${count(pieces)} \u00d7 ${size / pieces}`) : h("span", { class: "jsm-quiet" }, "whole"),
+        pieces > 1
+          ? h("b", {}, `${count(pieces)} \u00d7 ${size / pieces}`)
+          : h("span", { class: "jsm-quiet" }, "whole"),
         ruler(work.leaf(leaf), dim, pieces),
       ),
       alone.length ? h("div", { class: "jsm-ex-odd" }, oddText(size, alone)) : null,
@@ -78,7 +84,8 @@ export function dims(trial, edit) {
   }
 
   function hint(dim, axis, pressed, elsewhere) {
-    if (pressed) return cut[dim].length > 1 ? "click takes it off; Shift and an arrow key change the order" : "click takes it off";
+    if (pressed)
+      return cut[dim].length > 1 ? "click takes it off; Shift and an arrow key change the order" : "click takes it off";
     return elsewhere >= 0 ? `click moves ${axis} here from dim ${elsewhere}` : "click cuts here";
   }
 
@@ -124,7 +131,10 @@ export function dims(trial, edit) {
 function oddText(size, alone) {
   const over = alone.map(([axis, n]) => `${axis}=${n}`);
   const named = over.length > 2 ? `${over.slice(0, -1).join(", ")} or ${over.at(-1)}` : over.join(" or ");
-  return `${size} does not divide by ${named}; the next size that does is ${nextSize(size, alone.map(([, n]) => n))}`;
+  return `${size} does not divide by ${named}; the next size that does is ${nextSize(
+    size,
+    alone.map(([, n]) => n),
+  )}`;
 }
 
 /** The dimension as a bar, cut where each axis cuts it. */

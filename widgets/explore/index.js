@@ -13,10 +13,10 @@ import { dims } from "./dims.js";
 import style from "./explore.css";
 import { meshRow } from "./meshrow.js";
 import { out } from "./out.js";
-import { pictures } from "./pictures.js";
 import { picker } from "./picker.js";
+import { pictures } from "./pictures.js";
 import { sums } from "./sums.js";
-import { Trial, follow } from "./trial.js";
+import { follow, Trial } from "./trial.js";
 import { wished, worked } from "./worked.js";
 
 export * as cuts from "./cuts.js";
@@ -37,7 +37,10 @@ export const render = (context) =>
       trial.set({ compiled: { state: "asked" } });
       context.model.send({ kind: "compile" });
     };
-    const picture = () => (end.flush(), "layout");
+    const picture = () => {
+      end.flush();
+      return "layout";
+    };
     root.append(view(data, trial, context, compile, picture));
   });
 
@@ -126,14 +129,22 @@ function saying() {
 
 /** Which strategy lays out what is not set by hand, and what the kernel says of that. */
 function strategyRow(data, trial, alone) {
-  const select = h("select", { "aria-label": "strategy", "data-k": "strategy", onchange: () => trial.set({ strategy: select.value }) });
+  const select = h("select", {
+    "aria-label": "strategy",
+    "data-k": "strategy",
+    onchange: () => trial.set({ strategy: select.value }),
+  });
   const note = h("span", { class: "jsm-small jsm-quiet jsm-ex-note", role: "status" });
   const fixed = h("code", {});
   const element = h("div", { class: "jsm-ex-strategy" }, alone ? fixed : select, note);
 
   function draw() {
     const known = data.strategies.includes(trial.strategy) ? data.strategies : [trial.strategy, ...data.strategies];
-    if (select.options.length !== known.length) replace(select, known.map((name) => h("option", { value: name }, name)));
+    if (select.options.length !== known.length)
+      replace(
+        select,
+        known.map((name) => h("option", { value: name }, name)),
+      );
     select.value = trial.strategy;
     replace(fixed, trial.strategy);
     const { laid } = trial;
@@ -151,7 +162,17 @@ function typeRow(trial, reset) {
 
   function draw(work, leaf) {
     const edited = work.view.leaves.path[leaf] in trial.wishes;
-    const back = h("button", { type: "button", class: "jsm-button", "data-k": "reset", title: "Leave it to the strategy again", onclick: reset }, "reset");
+    const back = h(
+      "button",
+      {
+        type: "button",
+        class: "jsm-button",
+        "data-k": "reset",
+        title: "Leave it to the strategy again",
+        onclick: reset,
+      },
+      "reset",
+    );
     replace(element, typed(work.mesh, work.leaf(leaf)), edited ? back : null);
   }
 

@@ -19,7 +19,12 @@ export function meshRow(trial, say) {
 
   function draw() {
     const { axes } = trial;
-    replace(element, axes.map(([name, size], i) => axis(name, size, i)), more(), devices());
+    replace(
+      element,
+      axes.map(([name, size], i) => axis(name, size, i)),
+      more(),
+      devices(),
+    );
   }
 
   function axis(name, size, i) {
@@ -51,7 +56,9 @@ export function meshRow(trial, say) {
       "data-k": `name-${i}`,
       ...OWN_KEYS,
       onchange: ({ target }) => rename(target, name, i),
-      onkeydown: (event) => event.key === "Escape" && (event.target.value = name),
+      onkeydown: ({ key, target }) => {
+        if (key === "Escape") target.value = name;
+      },
     });
   }
 

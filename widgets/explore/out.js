@@ -16,7 +16,13 @@ export function out(data, trial, { model, el }, compile, status) {
   const code = h("div", { class: "jsm-ex-line" });
   const buttons = h("div", { class: "jsm-ex-buttons" });
   const { say } = status;
-  const element = h("div", { class: "jsm-ex-out" }, h("div", { class: "jsm-ex-head" }, h("h3", {}, "The line for your cell"), sets), code, h("div", { class: "jsm-ex-buttons" }, buttons, status.element));
+  const element = h(
+    "div",
+    { class: "jsm-ex-out" },
+    h("div", { class: "jsm-ex-head" }, h("h3", {}, "The line for your cell"), sets),
+    code,
+    h("div", { class: "jsm-ex-buttons" }, buttons, status.element),
+  );
   const alone = model.get("_alone");
   const insert = data.cell === null ? null : nextCell(model, el);
   let work = null;
@@ -35,7 +41,11 @@ export function out(data, trial, { model, el }, compile, status) {
       copy.querySelector("button").dataset.k = "copy";
       replace(code, copy);
     }
-    replace(buttons, data.cell === null ? null : write(), !data.step ? null : alone ? h("span", { class: "jsm-small jsm-quiet" }, COMPILING) : compileButton());
+    replace(
+      buttons,
+      data.cell === null ? null : write(),
+      !data.step ? null : alone ? h("span", { class: "jsm-small jsm-quiet" }, COMPILING) : compileButton(),
+    );
   }
 
   const write = () =>
@@ -50,7 +60,7 @@ export function out(data, trial, { model, el }, compile, status) {
     try {
       await navigator.clipboard.writeText(work.cell);
       return say(BY_HAND);
-    } catch (refused) {
+    } catch {
       return say("this page may not copy: copy the line above, and put it over your cell");
     }
   }

@@ -1,11 +1,11 @@
 // The array to look at: its path to type a part of, and the list of all arrays below it while that is open.
 
-import { h, replace, uniqueId } from "../shared/dom.js";
-import { counted, count } from "../shared/format.js";
-import { OWN_KEYS } from "../shared/keyboard.js";
-import { Selection } from "../shared/selection.js";
 import { searcher } from "../layout/search.js";
 import { tree } from "../layout/tree.js";
+import { h, replace, uniqueId } from "../shared/dom.js";
+import { count, counted } from "../shared/format.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
+import { Selection } from "../shared/selection.js";
 
 /** `{element, draw(work, leaf)}`. */
 export function picker(trial) {

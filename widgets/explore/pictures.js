@@ -1,10 +1,10 @@
 // The array beside the mesh, and what the shown device holds of it: the drawings of a report's layout.
 
-import { h, replace, uniqueId } from "../shared/dom.js";
-import { counted } from "../shared/format.js";
 import { Blocks } from "../layout/blocks.js";
 import { MeshMap } from "../layout/meshmap.js";
 import { readout } from "../layout/readout.js";
+import { h, replace, uniqueId } from "../shared/dom.js";
+import { counted } from "../shared/format.js";
 
 const WIDTH = 372; // px, until it is known
 const GAP = 20;

@@ -1,7 +1,7 @@
 // What one device holds of the array, how often each slice is there, and what that changes.
 
 import { h, replace } from "../shared/dom.js";
-import { SPACE, count } from "../shared/format.js";
+import { count, SPACE } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 import { difference, nowText, totalText } from "./words.js";
 
@@ -20,7 +20,11 @@ export function sums(data) {
         "div",
         { class: "jsm-ex-figures" },
         figure("per device", bytesNodes(work.held[leaf]), nowText(data, work, leaf)),
-        figure("copies of each slice", count(copies), copies === 1 ? "nothing kept twice" : `${count(copies)} devices hold the same`),
+        figure(
+          "copies of each slice",
+          count(copies),
+          copies === 1 ? "nothing kept twice" : `${count(copies)} devices hold the same`,
+        ),
         figure(more.label, [number, unit ? h("span", { class: "jsm-u" }, unit) : null], more.note),
       ),
       total ? h("div", { class: "jsm-small jsm-quiet jsm-ex-total" }, total) : null,

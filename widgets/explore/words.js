@@ -17,7 +17,8 @@ function byHandText(data, trial, work) {
   const [first] = byHand;
   const leaves = `sets ${count(n)} ${n === 1 ? "leaf" : "leaves"}`;
   const more = n - byHand.length;
-  if (!more || byHand.length > 1) return more ? `${leaves}: ${count(byHand.length)} by hand, ${count(more)} that follow` : leaves;
+  if (!more || byHand.length > 1)
+    return more ? `${leaves}: ${count(byHand.length)} by hand, ${count(more)} that follow` : leaves;
   if (data.leaves.role[first] !== "params") return `${leaves}: this one and ${count(more)} alike`;
   const moments = `${NUMBERS[more] ?? count(more)} moment${more === 1 ? "" : "s"}`;
   const all = work.changed.filter((i) => i !== first).every((i) => data.leaves.role[i] === "optimizer");

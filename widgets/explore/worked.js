@@ -1,6 +1,6 @@
 // Everything that follows from what is tried, worked out from shapes: layouts, bytes, the line.
 
-import { Mesh, leafAt } from "../shared/mesh.js";
+import { leafAt, Mesh } from "../shared/mesh.js";
 import { copies, fitting, held, same } from "./cuts.js";
 import { lineText, meshText, pattern } from "./line.js";
 
@@ -48,7 +48,7 @@ export function worked(data, trial) {
     view,
     mesh: new Mesh(view.mesh),
     total: each.reduce((sum, n) => sum + n, 0),
-    now: data.now && data.now.reduce((sum, n) => sum + n, 0),
+    now: data.now?.reduce((sum, n) => sum + n, 0) ?? null,
     copies: (i) => copies(cuts[i], sizes),
     line,
     cell: data.cell === null ? null : `${line}\n${data.cell}`,

@@ -1,7 +1,7 @@
 // What a reader sees first: the mesh, the verdict in words, the key figures, and what to change.
 
-import { h } from "../shared/dom.js";
 import { axisClass } from "../shared/axes.js";
+import { h } from "../shared/dom.js";
 import { lineNamed } from "../shared/lines.js";
 import { axis, copyable, sign, spans } from "../shared/text.js";
 import { named } from "./check.js";
@@ -58,17 +58,16 @@ function verdict({ verdict, memory, communication }, mesh, selection) {
       return line && (() => selection.select({ tab: "communication", line }));
     },
   };
-  return h(
-    "p",
-    { class: "jsm-verdict" },
-    verdict.ok ? null : [sign("error"), " "],
-    spans(verdict.spans, mesh, opens),
-  );
+  return h("p", { class: "jsm-verdict" }, verdict.ok ? null : [sign("error"), " "], spans(verdict.spans, mesh, opens));
 }
 
 function figures(data, mesh, selection) {
   if (!data.figures.length) return null;
-  return h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection)));
+  return h(
+    "div",
+    { class: "jsm-figures" },
+    data.figures.map((figure) => keyFigure(figure, data, mesh, selection)),
+  );
 }
 
 function keyFigure(figure, data, mesh, selection) {
@@ -93,10 +92,12 @@ function keyFigure(figure, data, mesh, selection) {
 /** The note, broken into lines between its parts; where its mark has the hues of axes, their names have them too. */
 function note({ note, mark }, mesh) {
   const hued = (word) => (mesh.names.includes(word) ? axis(mesh, mesh.names.indexOf(word)) : word);
-  return note.split(/(?<=,) /).map((part, i) => [
-    i ? " " : null,
-    h("span", { class: "jsm-note-part" }, mark?.kind === "axes" ? part.split(/([ +])/).map(hued) : part),
-  ]);
+  return note
+    .split(/(?<=,) /)
+    .map((part, i) => [
+      i ? " " : null,
+      h("span", { class: "jsm-note-part" }, mark?.kind === "axes" ? part.split(/([ +])/).map(hued) : part),
+    ]);
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
@@ -107,7 +108,11 @@ function advice({ advice: list, hints }) {
   const items = list.map(piece);
   const hidden = items.slice(hints);
   for (const item of hidden) item.hidden = true;
-  const more = h("button", { type: "button", class: "jsm-button jsm-more-hints", onclick: show }, `${hidden.length} more`);
+  const more = h(
+    "button",
+    { type: "button", class: "jsm-button jsm-more-hints", onclick: show },
+    `${hidden.length} more`,
+  );
   if (hidden.length) items[hints - 1].append(more);
 
   function show() {

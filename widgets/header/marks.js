@@ -35,7 +35,14 @@ function range({ min, median, max, predicted }) {
     s("circle", { cx: at(median), cy: 3, r: 3, fill: "var(--jsm-ink)" }),
     predicted === null
       ? null
-      : s("circle", { cx: at(predicted), cy: 3, r: 2.5, fill: "var(--jsm-bg)", stroke: "var(--jsm-ink)", "stroke-width": 1.2 }),
+      : s("circle", {
+          cx: at(predicted),
+          cy: 3,
+          r: 2.5,
+          fill: "var(--jsm-bg)",
+          stroke: "var(--jsm-ink)",
+          "stroke-width": 1.2,
+        }),
   ];
 }
 

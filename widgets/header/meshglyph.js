@@ -83,8 +83,7 @@ function planned(mesh) {
   return { turned, filled, size: pitch - gap, gap, box, at, next };
 }
 
-const room = (columns, rows, bands) =>
-  Math.min(PITCH.most, (WIDTH * bands) / columns, HEIGHT / (rows * bands));
+const room = (columns, rows, bands) => Math.min(PITCH.most, (WIDTH * bands) / columns, HEIGHT / (rows * bands));
 
 /** Into how many bands: the fewest whose cells are of a fair size, else those with the largest cells. */
 function broken(columns, rows) {

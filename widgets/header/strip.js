@@ -2,7 +2,7 @@
 
 import { h, replace, s } from "../shared/dom.js";
 import { seconds, share } from "../shared/format.js";
-import { SEAM, over, overText, pieces } from "../shared/kinds.js";
+import { over, overText, pieces, SEAM } from "../shared/kinds.js";
 
 const BAR = 12; // px
 const AWAY = 6; // px between a label and the next part
@@ -51,15 +51,17 @@ function bar(parts, mesh, text) {
   const told = parts.map((each) => `${named(each, mesh)} ${share(each.part)}, ${each.took}`);
   const label = `Predicted step of ${text}: ${told.join("; ")}`;
   let from = 0;
-  const own = parts.filter((each) => each.own).map(({ kind, part }) => {
-    const x = `${from}%`;
-    from += 100 * part;
-    return [
-      s("rect", { x, width: `${100 * part}%`, height: BAR, fill: "var(--jsm-compute)", opacity: FILLED[kind] }),
-      s("rect", { x, width: `${100 * part}%`, y: BAR - 1, height: 1, fill: "var(--jsm-compute)" }),
-      seam(from),
-    ];
-  });
+  const own = parts
+    .filter((each) => each.own)
+    .map(({ kind, part }) => {
+      const x = `${from}%`;
+      from += 100 * part;
+      return [
+        s("rect", { x, width: `${100 * part}%`, height: BAR, fill: "var(--jsm-compute)", opacity: FILLED[kind] }),
+        s("rect", { x, width: `${100 * part}%`, y: BAR - 1, height: 1, fill: "var(--jsm-compute)" }),
+        seam(from),
+      ];
+    });
   const rest = within(parts.filter((each) => !each.own));
   const moved = s("svg", { x: `${from}%`, width: `${Math.max(0, 100 - from)}%`, height: BAR }, rest);
   return s(
@@ -76,7 +78,10 @@ const seam = (at) => at > 0 && at < 100 && s("rect", { x: `${at}%`, width: SEAM,
 /** The collectives, as shares of all of them. */
 function within(parts) {
   const all = parts.reduce((sum, { part }) => sum + part, 0) || 1;
-  return pieces(parts.map(({ kind, axes, part }) => ({ kind, axes, size: (100 * part) / all })), BAR);
+  return pieces(
+    parts.map(({ kind, axes, part }) => ({ kind, axes, size: (100 * part) / all })),
+    BAR,
+  );
 }
 
 const named = ({ kind, axes, own }, mesh) => (own ? kind : `${kind} over ${overText(axes, null, mesh)}`);
@@ -111,11 +116,13 @@ function fitted(parts, labels, width) {
 
 /** `also all-to-all over data 0.6%, 278 us`: parts too small for a label. */
 function also(parts, mesh) {
-  const told = parts.slice(0, NAMED).map(({ took, part, kind, axes, own }, i) => [
-    i ? "; " : "also ",
-    own ? kind : [kind, " over ", over(axes, null, mesh)],
-    ` ${share(part)}, ${took}`,
-  ]);
+  const told = parts
+    .slice(0, NAMED)
+    .map(({ took, part, kind, axes, own }, i) => [
+      i ? "; " : "also ",
+      own ? kind : [kind, " over ", over(axes, null, mesh)],
+      ` ${share(part)}, ${took}`,
+    ]);
   const left = parts.slice(NAMED);
   const more = left.reduce((sum, { part }) => sum + part, 0);
   return [told, left.length ? `; and ${left.length} more, ${share(more)} together` : null];

@@ -17,7 +17,7 @@ import {
 import { alone, captions } from "./captions.js";
 import { framed, under } from "./frames.js";
 import { pager } from "./pager.js";
-import { LEAST_NUMBER, blockAt, holderOf, holderTexts, holds, moved, panelOf } from "./plan.js";
+import { blockAt, holderOf, holderTexts, holds, LEAST_NUMBER, moved, panelOf } from "./plan.js";
 import { onScalar, scalar } from "./scalar.js";
 
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -64,9 +64,9 @@ export class Blocks {
     const { mesh, svg } = this;
     if (leaf.index !== this.#leaf?.index) this.#browsed = null;
     this.#leaf = leaf;
-    this.#picture = framed(mesh, leaf, width, top);
+    this.#picture = framed(leaf, width, top);
     const { frames, paged, panels, plan } = this.#picture;
-    this.#flat = frames.length ? null : scalar(mesh, leaf);
+    this.#flat = frames.length ? null : scalar(leaf);
     const height = this.#flat?.height ?? this.#picture.height;
     this.node.style.width = `${width}px`;
     for (const [name, value] of Object.entries({ width, height, "aria-label": this.#spoken() })) {
@@ -96,10 +96,9 @@ export class Blocks {
 
   /** A mark lies under the cut lines, but over lines that are so dense that they would hide it. */
   #layers() {
-    const { mesh } = this;
     const [leaf, picture] = [this.#leaf, this.#picture];
     const { dims, frames, w, h: high } = picture;
-    const lines = cuttingLines(mesh, leaf, picture);
+    const lines = cuttingLines(leaf, picture);
     const dense = w / dims.column.pieces < DENSE || high / (dims.row?.pieces ?? 1) < DENSE;
     return [
       sheets(leaf, picture),
@@ -221,9 +220,7 @@ export class Blocks {
     const { plan, panels } = this.#picture;
     const { path, shape } = this.#leaf;
     const total = plan.pieces.reduce((a, b) => a * b, 1);
-    const size = this.#flat
-      ? "one value"
-      : `${shape.join(" by ")} in ${total} block${total === 1 ? "" : "s"}`;
+    const size = this.#flat ? "one value" : `${shape.join(" by ")} in ${total} block${total === 1 ? "" : "s"}`;
     const keys = panels > 1 ? "Arrow and page keys move" : "Arrow keys move";
     return `${path}: ${size}. ${keys}, Enter takes the next device that holds the same.`;
   }

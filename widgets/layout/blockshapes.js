@@ -50,14 +50,12 @@ export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up },
 }
 
 /** One path for each axis that cuts the columns or the rows, in all frames. */
-export function cuttingLines(mesh, leaf, { plan, dims, frames, w, h }) {
+export function cuttingLines(leaf, { dims, frames, w, h }) {
   const draw = (part, length, path) =>
     cutLines(leaf, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
       const apart = length / pieces;
       const out = apart >= SPARSE ? 5 : 0;
-      const lines = frames.flatMap((f) =>
-        at.map((i) => path(f, sharpLine(part.edges[i] * length, apart), out)),
-      );
+      const lines = frames.flatMap((f) => at.map((i) => path(f, sharpLine(part.edges[i] * length, apart), out)));
       const thin = apart / (apart < 2 ? 8 : 4); // dense ones make a tint
       const width = Math.min(WIDEST, Math.max(0.02, thin));
       return s("path", {
@@ -78,8 +76,7 @@ const sharpLine = (at, apart) => (apart < SPARSE ? at : Math.round(at) + 0.5);
 
 /** The offsets at the cuts, below the lowest frames and left of the leftmost. */
 export function offsetTexts({ dims, frames, w, h, ticks }) {
-  const text = (x, y, anchor, words) =>
-    s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
+  const text = (x, y, anchor, words) => s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
   const below = (f) =>
     ticks.column.map(([i, words]) => {
       const anchor = i === 0 ? "start" : i === dims.column.pieces ? "end" : "middle";

@@ -70,11 +70,6 @@ export function detail(data, mesh, selection) {
     "div",
     { class: "jsm-detail" },
     head,
-    h(
-      "div",
-      { class: "jsm-detail-body" },
-      pictures,
-      h("div", { class: "jsm-detail-text" }, read.node, below),
-    ),
+    h("div", { class: "jsm-detail-body" }, pictures, h("div", { class: "jsm-detail-text" }, read.node, below)),
   );
 }

@@ -8,9 +8,7 @@ import { axis, copyable, placed, sign } from "../shared/text.js";
 /** Boxes for numbers that differ and for a cut that was wanted and not made. */
 export function notes(data, mesh, leaf) {
   return [
-    data.failed.includes(leaf.index)
-      ? box("error", [h("b", {}, "Its numbers differ from the plain step's.")])
-      : null,
+    data.failed.includes(leaf.index) ? box("error", [h("b", {}, "Its numbers differ from the plain step's.")]) : null,
     leaf.short ? box("warning", [notCut(mesh, leaf), fix(leaf.short)]) : null,
     data.noise.includes(leaf.index)
       ? h("p", { class: "jsm-small jsm-quiet" }, "Its numbers differ by rounding noise only: no error.")
@@ -25,7 +23,7 @@ const fix = ({ fix }) => (fix ? h("div", {}, copyable(fix)) : null);
 
 function notCut(mesh, leaf) {
   const { wanted, lost, total, followers } = leaf.short;
-  const times = copies(mesh, leaf);
+  const times = copies(leaf);
   const kept = times > 1 ? ` Each slice is kept ${times === 2 ? "twice" : `${count(times)} times`}: ` : " ";
   const more = followers
     ? `, +${bytes(total)} with ${counted(followers, "optimizer leaf", "optimizer leaves")} like it`
@@ -44,7 +42,7 @@ const axesList = (mesh, axes) =>
 
 /** The leaf's sizes, its copies, and why it is cut as it is. */
 export function facts(mesh, leaf) {
-  const pieces = cuts(mesh, leaf).reduce((a, b) => a * b, 1);
+  const pieces = cuts(leaf).reduce((a, b) => a * b, 1);
   const part = pieces === 1 ? " (all of it)" : ` (1/${count(pieces)})`;
   const rows = [
     ["whole array", bytes(leaf.bytes)],
@@ -64,7 +62,7 @@ const devicesText = (mesh, leaf) =>
   h("span", { class: "jsm-quiet" }, ` (${count(places(mesh, leaf).length)} of ${counted(mesh.count, "device")})`);
 
 function copiesText(mesh, leaf) {
-  const n = copies(mesh, leaf);
+  const n = copies(leaf);
   if (n === 1) return "1, nothing kept twice";
   if (n === mesh.count) return `${count(n)}, one on every device`;
   return [`${count(n)}, over `, axesList(mesh, uncutAxes(mesh, leaf))];

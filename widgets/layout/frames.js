@@ -18,13 +18,13 @@ const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
  * `dims` have `dim, size, pieces, edges`; all frames are `w` by `h`; `paged`: only one panel is drawn, any of
  * `panels`. A leaf without dimensions has no frames.
  */
-export function framed(mesh, leaf, width, top = 0) {
-  const plan = arranged(mesh, leaf);
+export function framed(leaf, width, top = 0) {
+  const plan = arranged(leaf);
   const side = (dim) => dim !== null && { dim, size: leaf.shape[dim], pieces: plan.pieces[dim] };
   const dims = { column: side(plan.column), row: side(plan.row) };
   if (plan.column === null) return { plan, dims, frames: [], panels: 1, paged: false };
   for (const part of [dims.column, dims.row]) if (part) part.edges = edges(part.size, part.pieces);
-  const space = room(leaf, plan, dims, width);
+  const space = room(plan, dims, width);
   const panels = panelCount(plan);
   const grid = panels > 1 ? multiples(plan, dims, space, panels) : null;
   return {
@@ -37,7 +37,7 @@ export function framed(mesh, leaf, width, top = 0) {
 }
 
 /** What is left of `width` beside the rows' offsets and the sheets. */
-function room(leaf, plan, { row }, width) {
+function room(plan, { row }, width) {
   const digits = row ? String(row.pieces > 1 ? row.size : 0).length : 0;
   const left = row ? Math.max(16, Math.ceil(digits * DIGIT) + 11) : 1;
   const sheets = plan.whole.length ? SHEET.count : 0;
@@ -101,9 +101,7 @@ function placed({ columns, rows, count, gap, w, h }, { left, sheets }, top, dims
 function ticks({ column, row }, w, h) {
   const at = (part, length, each) => {
     const values = offsets(part.size, part.pieces);
-    const shown = part.size
-      ? labelled(part.pieces, length, each(String(part.size).length))
-      : [0, part.pieces];
+    const shown = part.size ? labelled(part.pieces, length, each(String(part.size).length)) : [0, part.pieces];
     return shown.map((i) => [i, String(values[i])]);
   };
   return {

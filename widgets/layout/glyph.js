@@ -7,21 +7,21 @@ import { copies, cuts } from "../shared/mesh.js";
 const [COLUMNS, ROWS] = [6, 4]; // pieces drawn at most
 
 /** 28 x 16 px. */
-export function glyph(mesh, leaf) {
-  return s("svg", { width: 28, height: 16, "aria-hidden": "true" }, leaf.shape.length ? sheet(mesh, leaf) : dot());
+export function glyph(leaf) {
+  return s("svg", { width: 28, height: 16, "aria-hidden": "true" }, leaf.shape.length ? sheet(leaf) : dot());
 }
 
 const dot = () => s("circle", { cx: 13, cy: 8, r: 2.5, fill: "var(--jsm-ink-3)" });
 
-function sheet(mesh, leaf) {
-  const copied = copies(mesh, leaf) > 1;
+function sheet(leaf) {
+  const copied = copies(leaf) > 1;
   const box = copied ? { x: 1.5, y: 4.5, width: 21, height: 10 } : { x: 1.5, y: 2.5, width: 23, height: 11 };
   const [right, low] = [box.x + box.width, box.y + box.height];
   const behind = `M${box.x + 3} ${box.y - 0.5}V${box.y - 3}H${right + 3}V${low - 3}H${right + 0.5}`;
   const frame = `M${box.x} ${box.y}h${box.width}v${box.height}h${-box.width}Z`;
   return [
     s("path", { d: copied ? frame + behind : frame, fill: "none", stroke: "var(--jsm-ink-3)" }),
-    lines(mesh, leaf, box),
+    lines(leaf, box),
   ];
 }
 
@@ -29,8 +29,8 @@ function sheet(mesh, leaf) {
  * The last cut dimension across, the one before it down; one that is cut alone and comes first is drawn down. All
  * lines of an axis are one path, so that a long list stays light.
  */
-function lines(mesh, leaf, box) {
-  const pieces = cuts(mesh, leaf);
+function lines(leaf, box) {
+  const pieces = cuts(leaf);
   const cut = pieces.flatMap((n, dim) => (n > 1 ? [dim] : []));
   const alone = cut.length === 1 && cut[0] === 0 && leaf.shape.length > 1;
   const [down, across] = alone ? [0, undefined] : [cut.at(-2), cut.at(-1)];

@@ -16,16 +16,24 @@ export function view(data, mesh, selection) {
     type: "search",
     class: "jsm-filter",
     placeholder: "Filter: mlp, 3072, @model, warn",
-    title: "Words that must all stand in a leaf's path, type (3072, bf16, @model), stage (pipe=2) or role; warn: not cut as wanted; differs: other numbers than the plain step's",
+    title:
+      "Words that must all stand in a leaf's path, type (3072, bf16, @model), stage (pipe=2) or role; warn: not cut as wanted; differs: other numbers than the plain step's",
     "aria-label": "Filter leaves",
     oninput: () => leaves.show({ query: filter.value }),
     onkeydown: key,
   });
-  const leaves = tree(data, mesh, selection, { find: searcher(data, mesh), cleared: () => (filter.value = ""), listing });
+  const leaves = tree(data, mesh, selection, {
+    find: searcher(data, mesh),
+    cleared: () => (filter.value = ""),
+    listing,
+  });
   const orders = ["tree", "size"].map((order) => orderButton(order));
 
   function listing(found) {
-    replace(shown, found === null ? counted(all, "leaf", "leaves") : `${count(found.size)} of ${counted(all, "leaf", "leaves")}`);
+    replace(
+      shown,
+      found === null ? counted(all, "leaf", "leaves") : `${count(found.size)} of ${counted(all, "leaf", "leaves")}`,
+    );
     none.hidden = found === null || found.size > 0;
     if (!none.hidden) {
       const clear = h("button", { type: "button", class: "jsm-link", onclick: clearFilter }, "Clear");
@@ -55,7 +63,13 @@ export function view(data, mesh, selection) {
     return h("button", { type: "button", "aria-pressed": String(order === "tree"), onclick: press }, order);
   }
 
-  const tools = h("div", { class: "jsm-tools" }, filter, h("div", { class: "jsm-orders", role: "group", "aria-label": "Order" }, orders), shown);
+  const tools = h(
+    "div",
+    { class: "jsm-tools" },
+    filter,
+    h("div", { class: "jsm-orders", role: "group", "aria-label": "Order" }, orders),
+    shown,
+  );
   return h(
     "div",
     {},

@@ -2,7 +2,7 @@
 
 import { axisClass, dash, hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
-import { LEVEL, along, named, offset } from "./meshplan.js";
+import { along, LEVEL, named, offset } from "./meshplan.js";
 import { labelled } from "./plan.js";
 
 const DIGIT = 6.2; // px of a digit of an index
@@ -41,9 +41,7 @@ function side(mesh, at, numbers) {
         stop: start + along(at.digits.slice(i + 1), each, at.cell, at.gap),
       };
     });
-    return out
-      ? outer(mesh, at, digit, groups, at.level + (out - 1) * LEVEL)
-      : inner(mesh, at, digit, groups, numbers);
+    return out ? outer(mesh, at, digit, groups, at.level + (out - 1) * LEVEL) : inner(mesh, at, digit, groups, numbers);
   });
 }
 
@@ -55,11 +53,7 @@ function inner(mesh, at, digit, groups, numbers) {
   if (digit.unit > 1) return indices; // the rest of an axis that is named on the other side
   const stop = groups.at(-1).stop;
   const words = named(mesh, digit, numbers);
-  return [
-    label(at, digit, words, (at.start + stop) / 2, at.name),
-    line(at, digit, at.start, stop, at.line),
-    indices,
-  ];
+  return [label(at, digit, words, (at.start + stop) / 2, at.name), line(at, digit, at.start, stop, at.line), indices];
 }
 
 /** Which indices there is room for: every one, every second, ... or none. */
@@ -86,10 +80,7 @@ function outer(mesh, at, digit, groups, away) {
     const middle = (groups[0].start + groups.at(-1).stop) / 2;
     return [label(at, digit, named(mesh, digit, false), middle, away + 5), lines];
   }
-  return [
-    groups.map(({ start, stop }, i) => label(at, digit, words[i], (start + stop) / 2, away + 5)),
-    lines,
-  ];
+  return [groups.map(({ start, stop }, i) => label(at, digit, words[i], (start + stop) / 2, away + 5)), lines];
 }
 
 const range = ({ unit }, index) => (unit > 1 ? `${index * unit}\u2013${(index + 1) * unit - 1}` : index);
@@ -98,11 +89,7 @@ function label(at, { axis }, words, middle, away) {
   const place = at.upright
     ? { transform: `translate(${at.edge - away} ${middle}) rotate(-90)` }
     : { x: middle, y: at.edge - away };
-  return s(
-    "text",
-    { class: `jsm-mark jsm-axis ${axisClass(axis)}`, "text-anchor": "middle", ...place },
-    words,
-  );
+  return s("text", { class: `jsm-mark jsm-axis ${axisClass(axis)}`, "text-anchor": "middle", ...place }, words);
 }
 
 function line(at, { axis }, start, stop, away) {

@@ -89,8 +89,7 @@ function sized(mesh, way, width, digits) {
 }
 
 /** Cell sizes in whole px, small ones in halves, the smallest as they come. */
-const fine = (size) =>
-  size >= 6 ? Math.floor(size) : size >= 2 ? Math.floor(size * 2) / 2 : Math.max(size, 0.1);
+const fine = (size) => (size >= 6 ? Math.floor(size) : size >= 2 ? Math.floor(size * 2) / 2 : Math.max(size, 0.1));
 
 const gaps = (digits, count, gap) => offset(digits, count - 1, 0, gap);
 

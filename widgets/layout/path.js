@@ -11,7 +11,8 @@ const VARYING = /\d+(?:-\d+)?(?:,(?:\d+(?:-\d+)?|\u2026))+|\d+-\d+/g;
  */
 export function pathNodes({ path, kind, shared }, words) {
   const starts = [0, ...[...path.matchAll(/\./g)].map(({ index }) => index + 1)];
-  const varying = kind === "family" ? [...path.matchAll(VARYING)].map((match) => [match.index, match.index + match[0].length]) : [];
+  const varying =
+    kind === "family" ? [...path.matchAll(VARYING)].map((match) => [match.index, match.index + match[0].length]) : [];
   const tail = starts.at(-2) ?? 0;
   const quiet = starts[shared];
   const middle = Math.min(tail, varying.length ? starts.findLast((start) => start <= varying[0][0]) : quiet);

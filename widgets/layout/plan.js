@@ -11,8 +11,8 @@ const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
  * else the last ones; null where there is none. Further cut dimensions make `panels`, whole ones lie behind as
  * sheets.
  */
-export function arranged(mesh, leaf) {
-  const pieces = cuts(mesh, leaf);
+export function arranged(leaf) {
+  const pieces = cuts(leaf);
   const dims = pieces.map((_, dim) => dim);
   const cut = dims.filter((dim) => pieces[dim] > 1);
   const uncut = dims.filter((dim) => pieces[dim] === 1).reverse();
@@ -33,8 +33,7 @@ export function offsets(size, pieces) {
 }
 
 /** The same as shares of the dimension's length; a dimension of size 0 is drawn as if it had some. */
-export const edges = (size, pieces) =>
-  offsets(size || pieces, pieces).map((offset) => offset / (size || pieces));
+export const edges = (size, pieces) => offsets(size || pieces, pieces).map((offset) => offset / (size || pieces));
 
 /** The piece that lies at `share` (0 to 1) of a dimension's length. */
 export function pieceAt(share, size, pieces) {
@@ -127,7 +126,7 @@ export const holds = (mesh, leaf, position, block) =>
 
 /** The bytes that the device at `position` holds: not the same for all where a dimension does not divide. */
 export function heldAt(mesh, leaf, position) {
-  const pieces = cuts(mesh, leaf);
+  const pieces = cuts(leaf);
   if (leaf.shape.every((size, dim) => size % pieces[dim] === 0)) return leaf.held;
   const part = sliceOf(mesh, leaf, position).map((range, dim) =>
     range ? (range[1] - range[0]) / (leaf.shape[dim] || 1) : 1,
@@ -143,7 +142,7 @@ const TIMES = "×";
 
 /** The ids of the devices that hold `block` as texts; where they are too many to list, `×64` alone. */
 export function holderTexts(mesh, leaf, block) {
-  const n = copies(mesh, leaf);
+  const n = copies(leaf);
   if (n > MOST_LISTED) return [TIMES + count(n)];
   return holders(mesh, leaf, holderOf(mesh, leaf, block)).map((position) => String(mesh.devices[position]));
 }

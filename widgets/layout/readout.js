@@ -47,7 +47,7 @@ function lines(mesh, leaf, position, idOf) {
 }
 
 function sameOn(mesh, leaf, position, idOf) {
-  const others = copies(mesh, leaf) - 1;
+  const others = copies(leaf) - 1;
   if (others > MOST_NAMED) return `the same slice is on ${count(others)} more devices`;
   const named = holders(mesh, leaf, position).filter((other) => other !== position);
   if (!named.length) return mesh.count === 1 ? "the only device" : "no other device holds this slice";

@@ -26,8 +26,14 @@ const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
  */
 export function rowMaker(data, mesh) {
   const failed = new Set(data.failed);
-  const glyphOf = copied((leaf) => glyph(mesh, leaf), (leaf) => `${leaf.shape.length} ${leaf.spec.join("|")} ${leaf.sizes}`);
-  const typeOf = copied((leaf) => typed(mesh, leaf), (leaf) => `${leaf.dtype} ${leaf.shape} ${leaf.spec.join("|")}`);
+  const glyphOf = copied(
+    (leaf) => glyph(leaf),
+    (leaf) => `${leaf.shape.length} ${leaf.spec.join("|")} ${leaf.sizes}`,
+  );
+  const typeOf = copied(
+    (leaf) => typed(mesh, leaf),
+    (leaf) => `${leaf.dtype} ${leaf.shape} ${leaf.spec.join("|")}`,
+  );
 
   function typeNode(row, leaf) {
     const node = typeOf(leaf);
@@ -45,7 +51,14 @@ export function rowMaker(data, mesh) {
       replace(path, h("span", {}, twist(row), pathNodes(row, words), signs(row, leaf, failed)), times(row));
       replace(held, bytesNodes(row.held));
       bar.style.width = `${row.held && Math.max(0.75, (BAR * row.held) / largest)}px`;
-      return [glyphOf(leaf), path, marked(typeNode(row, leaf), words), held, bar, row.told ? told(data, mesh, row, leaf) : null];
+      return [
+        glyphOf(leaf),
+        path,
+        marked(typeNode(row, leaf), words),
+        held,
+        bar,
+        row.told ? told(data, mesh, row, leaf) : null,
+      ];
     }
 
     function fill(row, given) {
@@ -106,6 +119,12 @@ function told(data, mesh, row, leaf) {
   const more = lost(data, row);
   const reason = leaf.why ? `: ${leaf.why.split("; ")[0]}` : null;
   const cost = more ? h("span", { class: "jsm-told-cost" }, "; ", h("b", {}, `+${bytes(more)}`)) : null;
-  const first = h("span", {}, sign("warning", "warning"), h("span", { class: "jsm-told-why" }, "not cut", over, reason), cost);
+  const first = h(
+    "span",
+    {},
+    sign("warning", "warning"),
+    h("span", { class: "jsm-told-why" }, "not cut", over, reason),
+    cost,
+  );
   return h("span", { class: "jsm-told" }, first, cost ? h("span", {}, " per device") : null);
 }

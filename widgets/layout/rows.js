@@ -45,7 +45,8 @@ export function defaultLeaf(data) {
     const first = data.rows.reduce((most, row) => (most === null || weight(row) > weight(most) ? row : most), null);
     return first === null ? null : first[2][0];
   };
-  if (Object.keys(data.short).length) return best(([, , leaves]) => sum(leaves, (leaf) => data.short[leaf]?.total ?? -1));
+  if (Object.keys(data.short).length)
+    return best(([, , leaves]) => sum(leaves, (leaf) => data.short[leaf]?.total ?? -1));
   return best(([role, , leaves]) => fullest(data, leaves) + (role === "params" ? 0.5 : 0));
 }
 

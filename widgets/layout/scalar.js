@@ -8,8 +8,8 @@ const SIDE = 34;
 const AT = { x: 16.5, y: 36.5 };
 
 /** `{height, box, parts, mark(on)}`: its elements, and those that show whether a device is chosen. */
-export function scalar(mesh, leaf) {
-  const count = copies(mesh, leaf);
+export function scalar(leaf) {
+  const count = copies(leaf);
   const behind = Array.from({ length: Math.min(3, count - 1) }, (_, i) => 4 * (i + 1)).reverse();
   const square = (shift) => ({ x: AT.x + shift, y: AT.y - shift, width: SIDE, height: SIDE });
   const key = leaf.dtype.startsWith("key");
@@ -27,11 +27,7 @@ export function scalar(mesh, leaf) {
     ],
     mark: (on) => [
       on ? s("rect", { class: "jsm-detail-shown", ...square(0) }) : null,
-      s(
-        "text",
-        { class: `jsm-mono ${on ? "jsm-detail-on-shown" : "jsm-ink"}`, ...middle },
-        key ? "key" : "0-d",
-      ),
+      s("text", { class: `jsm-mono ${on ? "jsm-detail-on-shown" : "jsm-ink"}`, ...middle }, key ? "key" : "0-d"),
     ],
   };
 }

@@ -12,7 +12,9 @@ export function searcher(data, mesh) {
     const { path, role, dtype, shape, spec } = data.leaves;
     const dims = shape[leaf].map((size, i) => `${size}${axes(spec[leaf][i] ?? [])}`);
     const states = [leaf in data.short ? "warn" : "", failed.has(leaf) ? "differs" : ""];
-    return [path[leaf], `${dtype[leaf]}[${dims.join(",")}]`, role[leaf], ...placesOf(leaf), ...states].join(" ").toLowerCase();
+    return [path[leaf], `${dtype[leaf]}[${dims.join(",")}]`, role[leaf], ...placesOf(leaf), ...states]
+      .join(" ")
+      .toLowerCase();
   };
   const placesOf = (leaf) =>
     withinOf(data, leaf).flatMap(([axis, first, end]) =>

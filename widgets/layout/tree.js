@@ -4,7 +4,7 @@ import { h, replace, uniqueId } from "../shared/dom.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { scrollsOn } from "../shared/scrolling.js";
 import { roleNodes, rowMaker } from "./row.js";
-import { HEIGHT, defaultLeaf, listed } from "./rows.js";
+import { defaultLeaf, HEIGHT, listed } from "./rows.js";
 import { wordsOf } from "./search.js";
 import { viewport } from "./viewport.js";
 
@@ -115,7 +115,14 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     const row = rows[at];
     if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(box.clientHeight / HEIGHT.leaf) - 2);
-    const steps = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1, PageDown: at + page, PageUp: at - page };
+    const steps = {
+      ArrowDown: at + 1,
+      ArrowUp: at - 1,
+      Home: 0,
+      End: rows.length - 1,
+      PageDown: at + page,
+      PageUp: at - page,
+    };
     if (event.key in steps) choose(rows[Math.max(0, Math.min(rows.length - 1, steps[event.key]))]);
     else if (event.key === "ArrowRight") row.open === false ? toggle(row) : row.open && choose(rows[at + 1]);
     else if (event.key === "ArrowLeft") row.open ? toggle(row) : choose(parent(at) ?? row);

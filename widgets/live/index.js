@@ -21,13 +21,23 @@ export const render = (context) =>
     const renew = async () => training.take(await unpacked(model.get("_data")), true);
     model.on("msg:custom", hear);
     model.on("change:_data", renew);
-    ends.push(() => (model.off("msg:custom", hear), model.off("change:_data", renew), training.end()));
+    ends.push(() => {
+      model.off("msg:custom", hear);
+      model.off("change:_data", renew);
+      training.end();
+    });
   });
 
 class Training {
   constructor(data) {
     this.line = h("p", { class: "jsm-lead" });
-    this.bar = h("div", { class: "jsm-live-bar", role: "progressbar", "aria-label": "steps done", "aria-valuemin": 0, "aria-valuemax": 100 });
+    this.bar = h("div", {
+      class: "jsm-live-bar",
+      role: "progressbar",
+      "aria-label": "steps done",
+      "aria-valuemin": 0,
+      "aria-valuemax": 100,
+    });
     this.facts = h("dl", { class: "jsm-live-facts" });
     this.charts = h("div", { class: "jsm-curves" });
     this.element = h("div", { class: "jsm-live" }, this.line, this.bar, this.facts, this.charts);
@@ -45,7 +55,10 @@ class Training {
       const before = this.curves.get(about.name)?.buckets ?? [];
       this.curves.set(about.name, { ...about, buckets: [...before.slice(0, start), ...buckets] });
     }
-    this.frame ??= requestAnimationFrame(() => ((this.frame = null), this.draw()));
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      this.draw();
+    });
   }
 
   draw() {
@@ -56,8 +69,14 @@ class Training {
     this.bar.setAttribute("aria-valuenow", (100 * (share ?? 0)).toFixed(1));
     const all = [...this.curves.values()];
     const loop = all.filter(({ unit }) => unit !== null);
-    replace(this.facts, loop.map(({ label, value }) => h("div", {}, h("dt", {}, label), h("dd", {}, value))));
-    replace(this.charts, drawnOf(all, loop).map((each) => chart([each], each.unit === null ? each.value : "")));
+    replace(
+      this.facts,
+      loop.map(({ label, value }) => h("div", {}, h("dt", {}, label), h("dd", {}, value))),
+    );
+    replace(
+      this.charts,
+      drawnOf(all, loop).map((each) => chart([each], each.unit === null ? each.value : "")),
+    );
   }
 
   end() {

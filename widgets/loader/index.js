@@ -1,14 +1,21 @@
 // The `_esm` of every report: small, because it travels with each of them. The views' module text lives in one
 // model per kernel and is evaluated once per page.
 
-const modules = (globalThis[Symbol.for("jaxshard_magic.modules")] ??= new Map());
+/** A map that all copies of this module in a page share. */
+function shared(name) {
+  const key = Symbol.for(`jaxshard_magic.${name}`);
+  globalThis[key] ??= new Map();
+  return globalThis[key];
+}
+
+const modules = shared("modules");
 
 async function text(model) {
   const id = model.get("_module").slice("IPY_MODEL_".length);
   try {
-    const shared = await model.widget_manager.get_model(id);
-    return { digest: shared.get("digest"), text: shared.get("text") };
-  } catch (unreachable) {
+    const host = await model.widget_manager.get_model(id);
+    return { digest: host.get("digest"), text: host.get("text") };
+  } catch {
     return asked(model);
   }
 }
@@ -30,14 +37,17 @@ async function loaded(model) {
   const { digest, text: source } = await text(model);
   if (!modules.has(digest)) {
     const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-    modules.set(digest, import(url).finally(() => URL.revokeObjectURL(url)));
+    modules.set(
+      digest,
+      import(url).finally(() => URL.revokeObjectURL(url)),
+    );
   }
   return modules.get(digest);
 }
 
 const ROOM = 640; // px that are kept free, at most, for a view that is on its way; views/show.py keeps as many
 const LATE = 5000; // ms after which its twin is shown instead
-const held = (globalThis[Symbol.for("jaxshard_magic.held")] ??= new Map()); // what shows a twin again, by its class
+const held = shared("held"); // what shows a twin again, by its class
 
 /** Keep room in the place of the static twin from the start: it shall not be seen before the view stands there. */
 function initialize({ model }) {

@@ -3,7 +3,7 @@
 import { h, replace } from "../shared/dom.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { fullestOf, spoken, standingOut } from "./devices.js";
-import { ROW, TOP, frame, hatches, heightOf, roomOf, row } from "./drawing.js";
+import { frame, hatches, heightOf, ROW, roomOf, row, TOP } from "./drawing.js";
 import { Tip } from "./tip.js";
 
 /** The bars in `bars.element`: `draw(plan)` makes them anew, `mark()` follows the selection. */

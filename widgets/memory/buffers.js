@@ -1,7 +1,7 @@
 // The largest buffers that are live at the peak, with the lines that they come from.
 
 import { h, s } from "../shared/dom.js";
-import { UNKNOWN, count } from "../shared/format.js";
+import { count, UNKNOWN } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 
 const BAR = [72, 9]; // px
@@ -54,7 +54,11 @@ function row(buffer, most, open) {
 const lineOf = ({ short, place }, open) =>
   open === null
     ? (short ?? UNKNOWN)
-    : h("button", { type: "button", class: "jsm-link", "aria-label": `${place} in Communication`, onclick: open }, short);
+    : h(
+        "button",
+        { type: "button", class: "jsm-link", "aria-label": `${place} in Communication`, onclick: open },
+        short,
+      );
 
 const callsOf = ({ calls }) => (calls ? h("span", { class: "jsm-quieter" }, ` ${calls}`) : null);
 

@@ -82,9 +82,10 @@ function limit(memory, bars, { x, x0, x1 }, bottom) {
   const over = Math.max(...bars.map(({ top }) => excessOf(memory, top) ?? 0));
   const text = `${over > 0 ? `${bytes(over)} too much, ` : ""}limit ${memory.limit_text}`;
   const long = NARROW * text.length;
-  const place = at - long > x0 + 16 // clear of the head of the labels
-    ? { x: at, "text-anchor": "end" }
-    : { x: Math.min(at, x1 - long), "text-anchor": "start" };
+  const place =
+    at - long > x0 + 16 // clear of the head of the labels
+      ? { x: at, "text-anchor": "end" }
+      : { x: Math.min(at, x1 - long), "text-anchor": "start" };
   return [
     s("path", { d: `M${at} ${TOP - 6}V${bottom}`, class: "jsm-limit-line" }),
     s("text", { ...place, y: 8, class: "jsm-mark jsm-limit" }, text),
@@ -96,7 +97,7 @@ function limit(memory, bars, { x, x0, x1 }, bottom) {
  * `strong` is whether the peak stands out.
  */
 export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch) {
-  const { label, stage, top, members } = bar;
+  const { label, stage, top } = bar;
   const peak = memory.devices.peak[top];
   const end = x(reachOf(memory, top));
   const after = x(endOf(memory, bar));
@@ -106,15 +107,24 @@ export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch
   return s(
     "svg",
     { width, height: ROW, "aria-hidden": "true" },
-    s("text", { x: x0 - 8, y: BASE, "text-anchor": "end", class: "jsm-mark jsm-bar-name" }, label, stage ? stageText(stage) : null),
+    s(
+      "text",
+      { x: x0 - 8, y: BASE, "text-anchor": "end", class: "jsm-mark jsm-bar-name" },
+      label,
+      stage ? stageText(stage) : null,
+    ),
     segments(memory, top, x, hatch),
     excessOf(memory, top) > 0 ? tooMuch(x(memory.limit), x(peak), hatch) : null,
     peak === null ? openEnd(end) : null,
-    times ? s("text", { x: (peak === null ? Math.max(after, end + OPEN) : after) + 8, y: BASE, class: "jsm-mark" }, times) : null,
+    times
+      ? s("text", { x: (peak === null ? Math.max(after, end + OPEN) : after) + 8, y: BASE, class: "jsm-mark" }, times)
+      : null,
     room ? headroom(room) : null,
     measured ? measuredTick(x(measured.size)) : null,
     s("text", { x: ends[0], y: BASE, "text-anchor": "end", class: held }, bytes(peak)),
-    ends.length > 1 ? s("text", { x: ends[1], y: BASE, "text-anchor": "end", class: "jsm-mark" }, bytes(measured?.size)) : null,
+    ends.length > 1
+      ? s("text", { x: ends[1], y: BASE, "text-anchor": "end", class: "jsm-mark" }, bytes(measured?.size))
+      : null,
   );
 }
 
@@ -133,7 +143,9 @@ const timesText = ({ label, members }) =>
 function segments(memory, position, x, hatch) {
   let at = 0;
   return rolesOf(memory).map((role) => {
-    const [from, to] = [x(at), x((at += memory.devices[role][position] ?? 0))];
+    const from = x(at);
+    at += memory.devices[role][position] ?? 0;
+    const to = x(at);
     return to - from > SEEN ? segment(role, from, to, hatch) : null;
   });
 }

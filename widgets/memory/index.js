@@ -6,7 +6,7 @@ import { stands } from "../shared/lines.js";
 import { spans } from "../shared/text.js";
 import { Bars } from "./bars.js";
 import { buffers } from "./buffers.js";
-import { EVERY, barsOf, endOf, isMeasured, unshown } from "./devices.js";
+import { barsOf, EVERY, endOf, isMeasured, unshown } from "./devices.js";
 import { Legend } from "./legend.js";
 import { Live } from "./live.js";
 import { scale } from "./scale.js";

@@ -12,7 +12,8 @@ const TOLD = {
   other: "Keys, outputs that take over no argument's memory, other arguments, the program itself",
 };
 
-const SAYS = "The most that lay in the device's memory while it ran, of all that it held: the notebook's other arrays, too";
+const SAYS =
+  "The most that lay in the device's memory while it ran, of all that it held: the notebook's other arrays, too";
 
 const measured = () => h("li", { title: SAYS }, h("i", { class: "jsm-key jsm-key-measured" }), "measured peak");
 

@@ -50,18 +50,20 @@ function drawn(live, width) {
     s("path", { d: line, class: "jsm-live-line" }),
     s("path", { d: `M${peak} ${TOP - 8}V${bottom}`, class: "jsm-live-peak" }),
     s("text", { ...(after ? behind : before), y: 10, class: "jsm-mark jsm-ink" }, told),
-    phases(live, x, width, bottom),
+    phases(live, x, bottom),
   );
 }
 
-function phases({ phases: found, instructions }, x, width, bottom) {
+function phases({ phases: found, instructions }, x, bottom) {
   return found.map(([name, from], i) => {
     const [start, end] = [x(from), x(found[i + 1]?.[1] ?? instructions)];
     if (end - start < 2) return null;
     const fits = end - start > LETTER * name.length;
     return [
       s("path", { d: `M${start} ${bottom + 3.5}H${Math.max(start, end - 2)}`, class: "jsm-hair" }),
-      fits ? s("text", { x: (start + end) / 2, y: bottom + 16, "text-anchor": "middle", class: "jsm-mark" }, name) : null,
+      fits
+        ? s("text", { x: (start + end) / 2, y: bottom + 16, "text-anchor": "middle", class: "jsm-mark" }, name)
+        : null,
     ];
   });
 }

@@ -13,7 +13,12 @@ export class Whole {
 
   constructor(memory) {
     this.#memory = memory;
-    this.element = h("div", { class: "jsm-whole" }, h("p", { class: "jsm-small jsm-quiet" }, memory.scale_note), this.#plot);
+    this.element = h(
+      "div",
+      { class: "jsm-whole" },
+      h("p", { class: "jsm-small jsm-quiet" }, memory.scale_note),
+      this.#plot,
+    );
   }
 
   draw({ width, x0, x1, end }) {
@@ -27,7 +32,10 @@ export class Whole {
         "svg",
         { width, height: bottom + FALL, "aria-hidden": "true" },
         s("rect", { x: from, y: TOP, width: to - from, height: BAR, class: "jsm-whole-all" }),
-        s("path", { d: `M${from} ${bottom}L${from} ${bottom + FALL}H${to}L${from + seen} ${bottom}Z`, class: "jsm-whole-fall" }),
+        s("path", {
+          d: `M${from} ${bottom}L${from} ${bottom + FALL}H${to}L${from + seen} ${bottom}Z`,
+          class: "jsm-whole-fall",
+        }),
         s("rect", { x: from, y: TOP, width: seen, height: BAR, class: "jsm-whole-seen" }),
         s("path", { d: `M${to} ${TOP - 3}V${bottom + 3}`, class: "jsm-limit-line" }),
         s("text", { x: to + 6, y: TOP + BAR, class: "jsm-mark jsm-limit" }, text),

@@ -67,7 +67,8 @@ async function show(place, { modules, views }) {
   const module = loader(modules);
   for (const { bundle, title, data, state, pictures } of views) {
     const el = h("div", {});
-    const draw = async () => (await module(bundle)).render({ model: new Model({ ...state, _data: bytes(data) }, pictures), el });
+    const draw = async () =>
+      (await module(bundle)).render({ model: new Model({ ...state, _data: bytes(data) }, pictures), el });
     if (title) {
       const folded = h("details", {}, h("summary", {}, h("b", {}, title)), el);
       folded.addEventListener("toggle", draw, { once: true });
@@ -90,7 +91,7 @@ function inFrame() {
   new ResizeObserver(tell).observe(root);
 }
 
-onerror = null; // of a browser that can't read this; from here on what fails is caught
+window.onerror = null; // of a browser that can't read this; from here on what fails is caught
 if (parent !== window) inFrame();
 try {
   await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page").textContent));

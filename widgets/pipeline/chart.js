@@ -12,7 +12,12 @@ export function chart(choices, choice) {
   const { now } = choices;
   const ms = choices.values.microbatches;
   const curves = choices.values.schedule
-    .map((name, i) => ({ name, dash: DASHES[i % DASHES.length], on: name === choice.schedule, points: choices.curve(name, choice) }))
+    .map((name, i) => ({
+      name,
+      dash: DASHES[i % DASHES.length],
+      on: name === choice.schedule,
+      points: choices.curve(name, choice),
+    }))
     .filter(({ points }) => points.length);
   const right = WIDTH - LABELS;
   const height = Math.max(HEIGHT, TOP + BOTTOM + LINE * curves.length); // room for all names
@@ -24,15 +29,26 @@ export function chart(choices, choice) {
   const end = step * Math.ceil(most / step - 1e-9);
   const y = (bubble) => bottom - ((bottom - TOP) * bubble) / end;
   const marks = Array.from({ length: Math.round(end / step) + 1 }, (_, i) => i * step);
-  const path = (points) => points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
+  const path = (points) =>
+    points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
   const chosen = choices.row(choice).bubble;
   return s(
     "svg",
     { width: WIDTH, height, role: "img", "aria-label": told(curves) },
     s("text", { x: 0, y: 10, class: "jsm-mark" }, "predicted bubble against microbatches"),
     marks.map((share, i) => [
-      s("line", { x1: LEFT, x2: right, y1: Math.round(y(share)) + 0.5, y2: Math.round(y(share)) + 0.5, class: "jsm-hair" }),
-      s("text", { x: LEFT - 5, y: y(share) + 3.5, "text-anchor": "end", class: "jsm-mark" }, label(share, i === marks.length - 1)),
+      s("line", {
+        x1: LEFT,
+        x2: right,
+        y1: Math.round(y(share)) + 0.5,
+        y2: Math.round(y(share)) + 0.5,
+        class: "jsm-hair",
+      }),
+      s(
+        "text",
+        { x: LEFT - 5, y: y(share) + 3.5, "text-anchor": "end", class: "jsm-mark" },
+        label(share, i === marks.length - 1),
+      ),
     ]),
     ms.map((m) => s("text", { x: x(m), y: height - 6, "text-anchor": "middle", class: "jsm-mark" }, m)),
     labelled(curves, y, bottom).map(({ names, points, dash, on, at }) => {
@@ -46,7 +62,15 @@ export function chart(choices, choice) {
         s("path", { d: path(points), class: "jsm-pp-curve", "stroke-dasharray": on ? null : dash }),
         s("path", { d: `M${x(m)} ${y(bubble)}L${right + LEAD} ${(from + to) / 2}${bracket}`, class: "jsm-pp-lead" }),
         names.map((name, i) =>
-          s("text", { x: right + LEAD + 4, y: at + LINE * i + 3.5, class: name === choice.schedule ? "jsm-mark jsm-ink jsm-pp-bold" : "jsm-mark" }, name),
+          s(
+            "text",
+            {
+              x: right + LEAD + 4,
+              y: at + LINE * i + 3.5,
+              class: name === choice.schedule ? "jsm-mark jsm-ink jsm-pp-bold" : "jsm-mark",
+            },
+            name,
+          ),
         ),
       );
     }),
@@ -71,7 +95,9 @@ function labelled(curves, y, bottom) {
     const found = same.get(key) ?? { names: [], points, dash, on: false };
     same.set(key, { ...found, names: [...found.names, name], on: found.on || on });
   }
-  const ends = [...same.values()].map((each) => ({ ...each, end: y(each.points.at(-1)[1]) })).sort((a, b) => a.end - b.end);
+  const ends = [...same.values()]
+    .map((each) => ({ ...each, end: y(each.points.at(-1)[1]) }))
+    .sort((a, b) => a.end - b.end);
   const high = ({ names }) => LINE * names.length;
   let free = 0;
   for (const each of ends) {
@@ -88,5 +114,7 @@ function labelled(curves, y, bottom) {
 
 const told = (curves) =>
   `Predicted bubble against microbatches: ${curves
-    .map(({ name, points }) => `${name} ${points.map(([m, bubble]) => `${rounded(100 * bubble, 1)}% at ${m}`).join(", ")}`)
+    .map(
+      ({ name, points }) => `${name} ${points.map(([m, bubble]) => `${rounded(100 * bubble, 1)}% at ${m}`).join(", ")}`,
+    )
     .join("; ")}`;

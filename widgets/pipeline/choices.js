@@ -7,7 +7,14 @@ const ascending = (a, b) => a - b;
 
 /** A row of the payload by name. */
 const named = ([schedule, stages, microbatches, chunks, ideal, bubble, makespan, peak]) => ({
-  schedule, stages, microbatches, chunks, ideal, bubble, makespan, peak,
+  schedule,
+  stages,
+  microbatches,
+  chunks,
+  ideal,
+  bubble,
+  makespan,
+  peak,
 });
 
 export class Choices {

@@ -27,8 +27,10 @@ function times(wait, take, tick, from, to) {
   const [starts, ends] = [new Float64Array(wait.length), new Float64Array(wait.length)];
   let at = 0;
   for (let i = 0; i < wait.length; i += 1) {
-    starts[i] = (at += wait[i]) * tick;
-    ends[i] = (at += take[i]) * tick;
+    at += wait[i];
+    starts[i] = at * tick;
+    at += take[i];
+    ends[i] = at * tick;
   }
   return { [from]: starts, [to]: ends };
 }
@@ -125,7 +127,9 @@ export class Events {
       const letter = KINDS[kind[i]];
       if (letter === "W") continue;
       const need =
-        letter === "F" ? this.#at(0, this.#beside(stage[i], -1), mb[i]) : this.#at(BACK, this.#beside(stage[i], 1), mb[i]);
+        letter === "F"
+          ? this.#at(0, this.#beside(stage[i], -1), mb[i])
+          : this.#at(BACK, this.#beside(stage[i], 1), mb[i]);
       if (need && need.rank !== rank && (!last || this.#ended(need) > this.#ended(last))) last = need;
     }
     return last;
@@ -140,7 +144,10 @@ export class Events {
     const steps = [];
     for (let stage = 0; stage + 1 < this.#stages; stage += 1) {
       const next = this.#beside(stage, 1);
-      for (const [result, here, there] of [[0, stage, next], [BACK, next, stage]]) {
+      for (const [result, here, there] of [
+        [0, stage, next],
+        [BACK, next, stage],
+      ]) {
         const [from, to] = [this.#at(result, here, mb), this.#at(result, there, mb)];
         if (from && to && from.rank !== to.rank) steps.push({ from, to });
       }

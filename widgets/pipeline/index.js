@@ -58,7 +58,12 @@ function legend({ kinds, source }, { ideal, held }) {
     "div",
     { class: "jsm-pp-legend" },
     kinds.map(key),
-    h("span", { title: "A rank has nothing to do that it could start" }, h("i", { class: "jsm-key jsm-pp-hatch" }), "bubble"),
+    h(
+      "span",
+      { title: "A rank has nothing to do that it could start" },
+      h("i", { class: "jsm-key jsm-pp-hatch" }),
+      "bubble",
+    ),
     h("span", { class: "jsm-pp-lanes" }, held ? `${lanes}; line: activations held` : lanes),
   );
 }

@@ -5,15 +5,16 @@ import { OWN_KEYS } from "../shared/keyboard.js";
 import { palette } from "./colours.js";
 import { Overview } from "./overview.js";
 import { Painter } from "./painter.js";
-import { WRITTEN, planOf, roomOf } from "./plan.js";
+import { planOf, roomOf, WRITTEN } from "./plan.js";
 import { Span } from "./span.js";
-import { Tip, spoken, told, toldHeld, toldIdle } from "./tip.js";
+import { spoken, Tip, told, toldHeld, toldIdle } from "./tip.js";
 
 const SEEN = 6; // px of an action
 const CLICK = 3; // px that the pointer may move in a click
 const WHEEL = 0.002; // of a wheel's px, as a power of e
 const PAN = 0.15; // of the time on show, by a key
-const HELP = "Arrow keys move between actions, Enter marks a microbatch, plus and minus zoom, 0 shows all, Shift with arrows moves along";
+const HELP =
+  "Arrow keys move between actions, Enter marks a microbatch, plus and minus zoom, 0 shows all, Shift with arrows moves along";
 const HELP_LINES = HELP.replace("actions", "pieces").replace("a microbatch", "a line");
 const HELD =
   "The most activations held at once, one for each microbatch of each stage: from its forward action until its" +
@@ -59,7 +60,9 @@ export class Lanes {
     const { pitch, top, height } = this.#plan;
     const rows = ranks.map((rank, i) => ({ rank, i })).filter(({ i }) => i % this.#plan.every === 0);
     const at = (i) => ({ top: `${top + i * pitch}px` });
-    const of = this.#data.lines ? `${ranks.length} devices, ${this.#events.count} pieces. ${HELP_LINES}` : `${ranks.length} ranks, ${this.#events.count} actions. ${HELP}`;
+    const of = this.#data.lines
+      ? `${ranks.length} devices, ${this.#events.count} pieces. ${HELP_LINES}`
+      : `${ranks.length} ranks, ${this.#events.count} actions. ${HELP}`;
     const label = `Timeline of ${of}`;
     this.#plot = h(
       "div",
@@ -91,7 +94,12 @@ export class Lanes {
       { class: "jsm-pp-chart" },
       h("div", { class: "jsm-pp-names", style: { height: `${height}px` } }, this.#buttons(), names),
       this.#plot,
-      h("div", { class: "jsm-pp-right", style: { height: `${height}px` } }, heads(this.#events.hasIdeal, this.#data.lines), figures),
+      h(
+        "div",
+        { class: "jsm-pp-right", style: { height: `${height}px` } },
+        heads(this.#events.hasIdeal, this.#data.lines),
+        figures,
+      ),
       this.#tip.element,
       this.#spoken,
     );
@@ -351,6 +359,10 @@ const heads = (hasIdeal, lines) =>
   h(
     "div",
     { class: "jsm-pp-shares jsm-pp-heads" },
-    h("span", { title: `The share of this ${lines ? "step in which the device" : "rank's time in which it"} is idle` }, lines ? "idle" : "bubble"),
+    h(
+      "span",
+      { title: `The share of this ${lines ? "step in which the device" : "rank's time in which it"} is idle` },
+      lines ? "idle" : "bubble",
+    ),
     hasIdeal ? h("span", { title: "The same, were all stages alike and transfers free" }, "ideal") : null,
   );

@@ -3,7 +3,11 @@
 import { h } from "../shared/dom.js";
 import { fillColumns, sharesOf } from "./columns.js";
 
-const ROWS = [[16, 6], [32, 4], [Infinity, 2]]; // px of a rank, by how many there are
+const ROWS = [
+  [16, 6],
+  [32, 4],
+  [Infinity, 2],
+]; // px of a rank, by how many there are
 
 export class Overview {
   #events;

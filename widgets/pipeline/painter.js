@@ -3,7 +3,7 @@
 import { hatch } from "./colours.js";
 import { fillColumns, sharesOf } from "./columns.js";
 import { KINDS } from "./events.js";
-import { WRITTEN, roomOf } from "./plan.js";
+import { roomOf, WRITTEN } from "./plan.js";
 import { time } from "./say.js";
 import { ticks } from "./ticks.js";
 
@@ -71,7 +71,7 @@ export class Painter {
     const under = { boxes: new Boxes(), edges: new Boxes(), numbers: [] };
     const ideal = { boxes: new Boxes(), faint: new Boxes() };
     for (let rank = 0; rank < this.plan.ranks; rank += 1) {
-      this.#ground(rank, span, x);
+      this.#ground(rank, x);
       this.#lane(rank, span, x, mb, over, under);
       if (this.plan.ideal) this.#ideal(rank, span, x, mb, ideal);
       if (this.plan.held) this.#held(rank, span, x);
@@ -80,7 +80,7 @@ export class Painter {
     this.#fillIdeal(ideal.faint, FAINT * IDEAL);
     this.#fillIdeal(ideal.boxes, IDEAL);
     this.#fill(over, 1);
-    this.#ends(span, x);
+    this.#ends(x);
     if (mb !== null) this.#way(mb, x, over.frames);
     if (cursor) this.#cursor(cursor, x);
     if (!span.whole) this.#scrollbar(span);
@@ -94,24 +94,30 @@ export class Painter {
   #fill({ boxes, edges, numbers }, alpha) {
     const context = this.#context;
     const { kinds, on, bg, ink } = this.#colours;
-    if (alpha < 1) boxes.fill(context, kinds.map(() => bg));
+    const ground = kinds.map(() => bg);
+    const dark = kinds.map(() => DARK);
+    if (alpha < 1) boxes.fill(context, ground);
     context.globalAlpha = alpha;
     boxes.fill(context, kinds);
     context.globalAlpha = EDGE_INK * alpha;
-    edges.fill(context, kinds.map(() => DARK));
+    edges.fill(context, dark);
     context.globalAlpha = alpha < 1 ? 2 * FAINT : 1;
     context.textAlign = "center";
     context.textBaseline = "alphabetic";
     let last = null;
     for (const [kind, text, at, y] of numbers) {
-      if (last !== kind) context.fillStyle = alpha < 1 ? ink : on[(last = kind)];
+      if (last !== kind) context.fillStyle = alpha < 1 ? ink : on[kind];
+      last = kind;
       context.fillText(text, at, y);
     }
     context.globalAlpha = 1;
   }
 
   #fillIdeal(boxes, alpha) {
-    boxes.fill(this.#context, this.#colours.kinds.map(() => this.#colours.bg));
+    boxes.fill(
+      this.#context,
+      this.#colours.kinds.map(() => this.#colours.bg),
+    );
     this.#context.globalAlpha = alpha;
     boxes.fill(this.#context, this.#colours.kinds);
     this.#context.globalAlpha = 1;
@@ -138,7 +144,7 @@ export class Painter {
   }
 
   /** A lane with nothing in it, and its ideal's: all of it is bubble. */
-  #ground(rank, span, x) {
+  #ground(rank, x) {
     const context = this.#context;
     const { plan } = this;
     const [left, right] = [Math.max(0, x(0)), Math.min(this.width, x(this.#about.end))];
@@ -236,7 +242,10 @@ export class Painter {
   #held(rank, span, x) {
     const context = this.#context;
     const steps = this.#events.held(rank);
-    this.#most ??= Math.max(1e-9, ...this.#events.lanes.flatMap((_, each) => this.#events.held(each).map(([, n]) => n)));
+    this.#most ??= Math.max(
+      1e-9,
+      ...this.#events.lanes.flatMap((_, each) => this.#events.held(each).map(([, n]) => n)),
+    );
     const base = this.plan.base(rank);
     const y = (held) => Math.round(base - (held / this.#most) * this.plan.held) + 0.5;
     const right = Math.min(this.width, x(this.#about.end));
@@ -261,7 +270,7 @@ export class Painter {
   }
 
   /** Where the ideal ends, and what is shown. */
-  #ends(span, x) {
+  #ends(x) {
     const context = this.#context;
     const { end, ideal_end: ideal, source, unit } = this.#about;
     const { top, bottom } = this.plan;

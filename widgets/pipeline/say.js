@@ -1,6 +1,6 @@
 // Times, shares and actions in words.
 
-import { UNKNOWN, rounded, seconds, significant } from "../shared/format.js";
+import { rounded, seconds, significant, UNKNOWN } from "../shared/format.js";
 
 export const NAMES = {
   ...{ F: "forward", B: "backward", I: "input gradient", W: "weight gradient" },

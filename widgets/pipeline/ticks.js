@@ -1,6 +1,10 @@
 // Round times along an axis, in one unit.
 
-const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]];
+const UNITS = [
+  [1, "s"],
+  [1e-3, "ms"],
+  [1e-6, "us"],
+];
 
 /** Ticks from `from` to `to`, about `most` of them, as [time, label]; `name` is of the unit, told by the first. */
 export function ticks(from, to, end, most, unit) {

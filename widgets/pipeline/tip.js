@@ -90,5 +90,9 @@ export class Tip {
 function line(texts) {
   const [first] = texts;
   if (Array.isArray(first)) return h("div", {}, h("b", {}, first), texts.slice(1));
-  return h("div", {}, texts.map((text, i) => (i % 2 ? text : quiet(text))));
+  return h(
+    "div",
+    {},
+    texts.map((text, i) => (i % 2 ? text : quiet(text))),
+  );
 }

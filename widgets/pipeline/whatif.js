@@ -1,7 +1,7 @@
 // What the same work would cost under another schedule or other sizes: chosen here, simulated beforehand.
 
 import { h, replace } from "../shared/dom.js";
-import { UNKNOWN, bytes } from "../shared/format.js";
+import { bytes, UNKNOWN } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { copyable } from "../shared/text.js";
 import { chart } from "./chart.js";
@@ -49,7 +49,12 @@ export class WhatIf {
     const buttons = values.map((value) =>
       h(
         "button",
-        { type: "button", role: "radio", onclick: () => this.#choose(name, value), onfocus: () => this.#explain(name, value) },
+        {
+          type: "button",
+          role: "radio",
+          onclick: () => this.#choose(name, value),
+          onfocus: () => this.#explain(name, value),
+        },
         value,
       ),
     );
@@ -112,10 +117,16 @@ export class WhatIf {
     const lines = [
       ["bubble, predicted", "With each stage's own time, and transfers", percent(now.bubble), percent(row.bubble)],
       ["bubble, ideal", "Were all stages alike and transfers free", percent(now.ideal), percent(row.ideal)],
-      ["makespan, predicted", "From the first start to the last end of a step", time(now.makespan, unit), time(row.makespan, unit)],
+      [
+        "makespan, predicted",
+        "From the first start to the last end of a step",
+        time(now.makespan, unit),
+        time(row.makespan, unit),
+      ],
       [known ? "activations, fullest rank" : "microbatches held at most", FULLEST, held(now.peak), held(row.peak)],
     ];
-    const head = (sign, text) => h("th", { scope: "col", class: "jsm-num" }, h("i", { class: `jsm-pp-dot ${sign}` }), text);
+    const head = (sign, text) =>
+      h("th", { scope: "col", class: "jsm-num" }, h("i", { class: `jsm-pp-dot ${sign}` }), text);
     return h(
       "table",
       { class: "jsm-table", "aria-label": "Now, and what if" },

@@ -3,16 +3,16 @@
 import communication from "../communication/communication.css";
 import { view as communicationView } from "../communication/index.js";
 import source from "../communication/source.css";
-import header from "../header/header.css";
 import { foot } from "../header/foot.js";
+import header from "../header/header.css";
 import { view as headerView } from "../header/index.js";
 import detail from "../layout/detail.css";
-import layout from "../layout/layout.css";
 import { view as layoutView } from "../layout/index.js";
-import memory from "../memory/memory.css";
-import measured from "../measured/measured.css";
+import layout from "../layout/layout.css";
 import { view as measuredView } from "../measured/index.js";
+import measured from "../measured/measured.css";
 import { view as memoryView } from "../memory/index.js";
+import memory from "../memory/memory.css";
 import { view as pipelineView } from "../pipeline/index.js";
 import pipeline from "../pipeline/pipeline.css";
 import { paint } from "../shared/axes.js";
@@ -20,7 +20,7 @@ import curve from "../shared/curve.css";
 import { Mesh } from "../shared/mesh.js";
 import { drawn } from "../shared/page.js";
 import { saving } from "../shared/saving.js";
-import { Selection, follow } from "../shared/selection.js";
+import { follow, Selection } from "../shared/selection.js";
 import { view as trainingView } from "../training/index.js";
 import report from "./report.css";
 import { tabs } from "./tabs.js";
@@ -29,7 +29,14 @@ export * as axes from "../shared/axes.js";
 export * as format from "../shared/format.js";
 
 const STYLES = [report, header, layout, detail, memory, communication, source, pipeline, measured, curve];
-const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView, measured: measuredView, pipeline: pipelineView, training: trainingView };
+const VIEWS = {
+  layout: layoutView,
+  memory: memoryView,
+  communication: communicationView,
+  measured: measuredView,
+  pipeline: pipelineView,
+  training: trainingView,
+};
 
 /**
  * Draw the report of `model` in `el`, all of it or the parts named in `only` ("header", "layout", ...); returns
@@ -38,7 +45,10 @@ const VIEWS = { layout: layoutView, memory: memoryView, communication: communica
 export const render = (context, only = null) =>
   drawn(context, "report", STYLES, (root, data, ends) => {
     if (!data.tabs) {
-      root.append(saving(context.model, () => "pipeline"), pipelineView(data)); // a schedule shown by itself
+      root.append(
+        saving(context.model, () => "pipeline"),
+        pipelineView(data),
+      ); // a schedule shown by itself
       return;
     }
     const mesh = new Mesh(data.mesh);

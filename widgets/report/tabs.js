@@ -8,11 +8,9 @@ const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 export function tabs(listed, selection, make, beside) {
   const panels = new Map();
   const buttons = new Map(listed.map((tab) => [tab.id, button(tab, selection)]));
-  const list = h(
-    "div",
-    { class: "jsm-tabs", role: "tablist", "aria-label": "Views of this report", onkeydown: move },
-    [...buttons.values()],
-  );
+  const list = h("div", { class: "jsm-tabs", role: "tablist", "aria-label": "Views of this report", onkeydown: move }, [
+    ...buttons.values(),
+  ]);
   const place = h("div", { class: "jsm-panels" });
 
   function move(event) {

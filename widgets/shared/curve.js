@@ -2,7 +2,7 @@
 // have dashes of their own. Python draws the same, views/training/chart.py.
 
 import { h, s } from "./dom.js";
-import { SPACE, bytes, count, seconds, share, significant } from "./format.js";
+import { bytes, count, SPACE, seconds, share, significant } from "./format.js";
 
 const [WIDTH, HEIGHT, TOP, BOTTOM] = [276, 108, 14, 16];
 const LOG = 50; // so many times the least is the largest value of a scale that counts its digits
@@ -22,7 +22,13 @@ export function chart(curves, value = "") {
   const last = Math.max(...curves.map(({ buckets }) => buckets.at(-1)[0]));
   const svg = s(
     "svg",
-    { width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${first.label} ${value}, ${count(last)} steps` },
+    {
+      width: WIDTH,
+      height: HEIGHT,
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      role: "img",
+      "aria-label": `${first.label} ${value}, ${count(last)} steps`,
+    },
     axes(first, scale, last),
     curves.map((curve, place) => drawn(curve, scale, last, DASHES[place % DASHES.length])),
   );
@@ -31,11 +37,24 @@ export function chart(curves, value = "") {
 
 /** The charts of several numbers, each `{label, unit, value, curves}` of runs over each other. */
 export const charts = (told) =>
-  h("div", { class: "jsm-curves" }, told.map(({ curves, value, ...about }) => chart(curves.map((curve) => ({ ...about, ...curve })), value)));
+  h(
+    "div",
+    { class: "jsm-curves" },
+    told.map(({ curves, value, ...about }) =>
+      chart(
+        curves.map((curve) => ({ ...about, ...curve })),
+        value,
+      ),
+    ),
+  );
 
 /** A short line with the dash of a run, for a legend. */
 export const sample = (place) =>
-  s("svg", { width: 24, height: 8, "aria-hidden": "true" }, s("path", { d: "M0 4H24", class: "jsm-curve-mean", "stroke-dasharray": DASHES[place % DASHES.length] || null }));
+  s(
+    "svg",
+    { width: 24, height: 8, "aria-hidden": "true" },
+    s("path", { d: "M0 4H24", class: "jsm-curve-mean", "stroke-dasharray": DASHES[place % DASHES.length] || null }),
+  );
 
 function scaleOf(points, quantity) {
   const low = Math.min(...points.map(([, least]) => least));
@@ -63,17 +82,29 @@ function axes(curve, scale, last) {
 
 function drawn({ buckets, astray }, scale, last, dash) {
   const x = (step) => (1 + (last > 1 ? (step - 1) / (last - 1) : 0.5) * (WIDTH - 2)).toFixed(1);
-  const at = (step, value) => `${x(step)} ${(TOP + 2 + (1 - shareOf(scale, value)) * (HEIGHT - BOTTOM - TOP - 4)).toFixed(1)}`;
+  const at = (step, value) =>
+    `${x(step)} ${(TOP + 2 + (1 - shareOf(scale, value)) * (HEIGHT - BOTTOM - TOP - 4)).toFixed(1)}`;
   const marks = parts(buckets).flatMap((part) => {
     const above = part.map(([step, , , most]) => at(step, most));
     const below = part.map(([step, least]) => at(step, least)).reverse();
     const line = part.map(([step, , mean]) => at(step, mean)).join("L");
     return [
       s("path", { class: "jsm-curve-band", d: `M${[...above, ...below].join("L")}Z` }),
-      s("path", { class: "jsm-curve-mean", d: `M${line}${part.length === 1 ? "h.01" : ""}`, "stroke-dasharray": dash || null }),
+      s("path", {
+        class: "jsm-curve-mean",
+        d: `M${line}${part.length === 1 ? "h.01" : ""}`,
+        "stroke-dasharray": dash || null,
+      }),
     ];
   });
-  if (astray) marks.push(s("path", { class: "jsm-curve-astray", d: `M${x(astray)} ${TOP}V${HEIGHT - BOTTOM}` }, s("title", {}, `not finite from step ${astray} on`)));
+  if (astray)
+    marks.push(
+      s(
+        "path",
+        { class: "jsm-curve-astray", d: `M${x(astray)} ${TOP}V${HEIGHT - BOTTOM}` },
+        s("title", {}, `not finite from step ${astray} on`),
+      ),
+    );
   return marks;
 }
 

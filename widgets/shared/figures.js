@@ -16,9 +16,15 @@ export const figures = (list = []) =>
         s(
           "svg",
           { width: "100%", height, viewBox: "0 0 1000 1000", preserveAspectRatio: "none", "aria-hidden": "true" },
-          areas.map(([x, y, width, high, opacity]) => s("rect", { x, y, width, height: high, opacity, fill: hue(axis) })),
+          areas.map(([x, y, width, high, opacity]) =>
+            s("rect", { x, y, width, height: high, opacity, fill: hue(axis) }),
+          ),
         ),
-        h("span", {}, text.split(/(\d+-\d+)/).map((part, i) => (i % 2 ? h("span", {}, part) : part))),
+        h(
+          "span",
+          {},
+          text.split(/(\d+-\d+)/).map((part, i) => (i % 2 ? h("span", {}, part) : part)),
+        ),
       ]),
     ),
   );

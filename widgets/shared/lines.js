@@ -23,4 +23,5 @@ export function lineNamed({ rows, sources }, text) {
 export const stands = ({ rows, sources }, source, line) =>
   source !== null &&
   rows.some((row) => row.source === source) &&
-  (sources[source].lines.some(([number]) => number === line) || rows.some((row) => row.source === source && row.line === line));
+  (sources[source].lines.some(([number]) => number === line) ||
+    rows.some((row) => row.source === source && row.line === line));

@@ -94,12 +94,15 @@ export function fullest(data, leaves) {
   for (const [axis, found] of starts) {
     corners = corners.flatMap((at) => [...found].map((first) => new Map(at).set(axis, first)));
   }
-  const on = (at) => ([within]) => within.every(([axis, first, end]) => first <= at.get(axis) && at.get(axis) < end);
+  const on =
+    (at) =>
+    ([within]) =>
+      within.every(([axis, first, end]) => first <= at.get(axis) && at.get(axis) < end);
   return Math.max(...corners.map((at) => parts.filter(on(at)).reduce((all, [, held]) => all + held, 0)));
 }
 
 /** Into how many pieces each dimension is cut. */
-export const cuts = (mesh, leaf) => leaf.spec.map((axes) => product(axes.map((axis) => leaf.sizes[axis])));
+export const cuts = (leaf) => leaf.spec.map((axes) => product(axes.map((axis) => leaf.sizes[axis])));
 
 /** The index along each dimension of the block that the device at `position` holds, null where it holds none. */
 export function blockOf(mesh, leaf, position) {
@@ -110,7 +113,7 @@ export function blockOf(mesh, leaf, position) {
 
 /** `[start, stop]` of that block along each dimension, null for a dimension that is whole; for one of its devices. */
 export function sliceOf(mesh, leaf, position) {
-  const pieces = cuts(mesh, leaf);
+  const pieces = cuts(leaf);
   return blockOf(mesh, leaf, position).map((at, i) => {
     if (pieces[i] === 1) return null;
     const step = Math.ceil(leaf.shape[i] / pieces[i]);
@@ -119,11 +122,10 @@ export function sliceOf(mesh, leaf, position) {
 }
 
 /** `[:, 6:12]` as NumPy writes it. */
-export const sliceText = (slice) =>
-  `[${slice.map((range) => (range ? `${range[0]}:${range[1]}` : ":")).join(", ")}]`;
+export const sliceText = (slice) => `[${slice.map((range) => (range ? `${range[0]}:${range[1]}` : ":")).join(", ")}]`;
 
 /** On how many devices each block lies. */
-export const copies = (mesh, leaf) => product(leaf.sizes) / Math.max(1, product(cuts(mesh, leaf)));
+export const copies = (leaf) => product(leaf.sizes) / Math.max(1, product(cuts(leaf)));
 
 /** Axes, of more than one of its devices, that cut nothing of the leaf: it is the same all along them. */
 export function uncutAxes(mesh, leaf) {

@@ -11,7 +11,11 @@ export function saving(model, name) {
   const element = h("div", { class: "jsm-save jsm-small jsm-quiet" }, "save picture", ENDINGS.map(button));
 
   function button(ending) {
-    const node = h("button", { type: "button", class: "jsm-button", "data-k": ending, "aria-label": label(ending), onclick }, ending);
+    const node = h(
+      "button",
+      { type: "button", class: "jsm-button", "data-k": ending, "aria-label": label(ending), onclick },
+      ending,
+    );
     let timer = null;
     async function onclick() {
       clearTimeout(timer);
@@ -38,8 +42,14 @@ const label = (ending) => `Save this picture as ${ending}`;
 /** The picture as SVG; rejected where nobody answers, as by a kernel that is busy. */
 function asked(model, name, theme) {
   return new Promise((resolve, reject) => {
-    const end = () => (clearTimeout(timer), model.off("msg:custom", hear));
-    const timer = setTimeout(() => (end(), reject(new Error("the kernel does not answer"))), ANSWER);
+    const end = () => {
+      clearTimeout(timer);
+      model.off("msg:custom", hear);
+    };
+    const timer = setTimeout(() => {
+      end();
+      reject(new Error("the kernel does not answer"));
+    }, ANSWER);
     function hear(message) {
       if (message?.kind !== "picture" || message.name !== name || message.theme !== theme) return;
       end();

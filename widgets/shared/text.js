@@ -94,7 +94,10 @@ const SHAPES = {
 export const sign = (kind, label = kind) =>
   h(
     "span",
-    { class: `jsm-sign jsm-${kind}`, ...(label === null ? { "aria-hidden": "true" } : { role: "img", "aria-label": label }) },
+    {
+      class: `jsm-sign jsm-${kind}`,
+      ...(label === null ? { "aria-hidden": "true" } : { role: "img", "aria-label": label }),
+    },
     s("svg", { viewBox: "0 0 13 13", fill: "none", stroke: "currentColor", "aria-hidden": "true" }, SHAPES[kind]()),
   );
 
@@ -116,7 +119,7 @@ async function toClipboard(text, button) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
-  } catch (refused) {
+  } catch {
     getSelection()?.selectAllChildren(button.previousSibling);
     return false;
   }

@@ -30,7 +30,10 @@ function isDark(root, system) {
 /** Whether the first background that isn't transparent, from `node` up, is dark; null where there is none. */
 function backgroundIsDark(node) {
   for (let at = node; at; at = at.parentElement) {
-    const [r, g, b, alpha = 1] = getComputedStyle(at).backgroundColor.match(/[\d.]+/g)?.map(Number) ?? [];
+    const [r, g, b, alpha = 1] =
+      getComputedStyle(at)
+        .backgroundColor.match(/[\d.]+/g)
+        ?.map(Number) ?? [];
     if (r !== undefined && alpha > 0.5) return 0.2126 * r + 0.7152 * g + 0.0722 * b < 128;
   }
   return null;

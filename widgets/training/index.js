@@ -15,8 +15,26 @@ export function view({ training }, mesh) {
     h(
       "table",
       { class: "jsm-table jsm-curve-table" },
-      h("thead", {}, h("tr", {}, heads.map((head, place) => h(place ? "th" : "td", look(place), head)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((said, place) => h("td", look(place), said))))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((head, place) => h(place ? "th" : "td", look(place), head)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((said, place) => h("td", look(place), said)),
+          ),
+        ),
+      ),
     ),
     notes.map((note) => h("p", { class: "jsm-small jsm-quiet" }, note)),
   );
