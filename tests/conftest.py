@@ -128,7 +128,7 @@ NO_JAX = (
     "views/test_leaves.py",
     "views/test_measured_views.py",
     "views/test_one_number.py",
-    "views/test_payload.py",
+    "views/test_payload*.py",
     "views/test_text.py",
     "views/test_timeline.py",
     "views/test_training_views.py",

@@ -6,9 +6,17 @@ import { least, number, over, pieces, SHORT } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
 import { hidden, merged, WAITED, weigher } from "./lines.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const BAR = 13; // px
 
-/** The sets of axes with what is sent over each and how long that takes, most first. */
+/**
+ * The sets of axes with what is sent over each and how long that takes, most first.
+ *
+ * @param {Sent.Communication} communication
+ * @param {Mesh} mesh
+ */
 export function overAxes(communication, mesh) {
   const { rows, total, step_s: step, between } = communication;
   const { timed, weight } = weigher(rows);

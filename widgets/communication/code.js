@@ -11,7 +11,7 @@ const TOKEN = new RegExp(
     /(?<com>#.*)/,
     /(?<open>(?:[rbuf]|[rb]{2}|[rf]{2})?(?<quotes>"""|'''))/,
     /(?<str>(?:[rbuf]|[rb]{2}|[rf]{2})?(?:"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)))/,
-    /(?<word>[p{L}_][p{L}p{N}_]*)/,
+    /(?<word>[\p{L}_][\p{L}\p{N}_]*)/u,
     /(?<num>(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[+-]?\d+)?[jx]?[\da-f]*)/,
   ]
     .map(({ source }) => source)
@@ -24,30 +24,30 @@ const MAGIC = /^\s*(%|!)/;
  * `line(text)` gives the lines of one source as nodes, called in their order: what stands between triple quotes goes on
  * over lines, and `quote` is what is open. `jump()` where lines are left out.
  */
-export function colouring(quote = null) {
+export function colouring(/** @type {string | null} */ quote = null) {
   function line(text) {
     if (quote === null && MAGIC.test(text)) return [mark("kw", text)];
     const found = [];
     let at = 0;
-    if (quote !== null) at = closed(text, 0, found);
+    if (quote !== null) at = closed(text, 0, found, quote);
     while (at < text.length) {
       TOKEN.lastIndex = at;
       const token = TOKEN.exec(text);
       if (token === null) break;
       found.push(text.slice(at, token.index));
       at = TOKEN.lastIndex;
-      if (token.groups.open) {
+      if (token.groups?.open) {
         quote = token.groups.quotes;
-        at = closed(text, token.index, found, at);
+        at = closed(text, token.index, found, quote, at);
       } else found.push(coloured(token));
     }
     return [...found, text.slice(at)];
   }
 
-  /** Text from `from` on, up to the quotes that end it; returns where it ends. */
-  function closed(text, from, found, inside = from) {
-    const end = text.indexOf(quote, inside);
-    const to = end < 0 ? text.length : end + quote.length;
+  /** Text from `from` on, up to the `quotes` that end it; returns where it ends. */
+  function closed(text, from, found, quotes, inside = from) {
+    const end = text.indexOf(quotes, inside);
+    const to = end < 0 ? text.length : end + quotes.length;
     if (end >= 0) quote = null;
     found.push(mark("str", text.slice(from, to)));
     return to;
@@ -62,7 +62,9 @@ export function colouring(quote = null) {
   };
 }
 
-function coloured({ 0: text, groups: { com, str, word, num } }) {
+/** @param {RegExpExecArray} token */
+function coloured({ 0: text, groups }) {
+  const { com, str, word, num } = groups ?? {};
   if (word && !WORD.has(word)) return text;
   return mark(com ? "com" : str ? "str" : num ? "value" : "kw", text);
 }

@@ -7,6 +7,9 @@ import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
 import { hidden, moreSent, part, WAITED, weigher } from "./lines.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const ROWS = 60; // listed at first
 const BAR = [72, 9]; // px
 
@@ -14,7 +17,12 @@ const RING =
   "What one device sends per step, all of them together, on a ring of n devices: an all-reduce 2(n\u22121)/n of its" +
   " array, an all-gather, reduce-scatter or all-to-all (n\u22121)/n, a collective-permute all of it";
 
-/** The table of collectives, and a button for those that it leaves out. */
+/**
+ * The table of collectives, and a button for those that it leaves out.
+ *
+ * @param {Sent.Communication} communication
+ * @param {Mesh} mesh
+ */
 export function collectives({ rows }, mesh) {
   const { timed, weight } = weigher(rows);
   const lined = rows.some((row) => row.line !== null || row.text !== null);

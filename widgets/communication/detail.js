@@ -8,10 +8,21 @@ import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
 import { hidden, merged, moreSent, WAITED } from "./lines.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Weigher } from "./lines.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const ROWS = 12; // listed at first
 const PHASES = ["forward", "backward", "update"];
 
-/** The table for the rows of one line, named `label`. */
+/**
+ * The table for the rows of one line, named `label`.
+ *
+ * @param {Sent.Collective[]} rows
+ * @param {Weigher} weigher
+ * @param {Mesh} mesh
+ * @param {string} label
+ */
 export function detail(rows, { timed, weight }, mesh, label) {
   const alike = ({ kind, axes, group_size, what, bytes: size }) => `${kind} ${axes} ${group_size} ${size} ${what}`;
   const parts = merged(rows, alike).sort((a, b) => weight(b) - weight(a) || b.sent - a.sent);

@@ -3,14 +3,20 @@
 import { hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
 import { count } from "../shared/format.js";
+import { product } from "../shared/mesh.js";
+
+/** @import { Mesh } from "../shared/mesh.js" */
 
 const [WIDTH, HEIGHT] = [48, 16]; // px of all cells
 const PITCH = 6; // px from cell to cell, at most
 const NAMED = 8; // devices that the label names
 
-const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
-
-/** The first axis across and the others down; a long axis is drawn with fewer devices than it has. */
+/**
+ * The first axis across and the others down; a long axis is drawn with fewer devices than it has.
+ *
+ * @param {number[]} axes
+ * @param {Mesh} mesh
+ */
 export function groupGlyph(axes, mesh) {
   const sizes = shrunk(mesh.sizes);
   const [columns, rows] = [sizes[0] ?? 1, product(sizes.slice(1))];
@@ -18,6 +24,7 @@ export function groupGlyph(axes, mesh) {
   const side = pitch > 2 ? pitch - 1 : pitch;
   const fill = axes.length === 1 ? hue(axes[0]) : "var(--jsm-ink-2)";
   const square = (x, y) => `M${x * pitch} ${y * pitch}h${side}v${side}h-${side}z`;
+  /** @type {string[][]} */
   const [ours, others] = [[], []];
   for (let at = 0; at < columns * rows; at += 1) {
     const [x, y] = [Math.floor(at / rows), at % rows];

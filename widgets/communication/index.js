@@ -8,6 +8,15 @@ import { overAxes } from "./axes.js";
 import { collectives } from "./collectives.js";
 import { SourceView } from "./source.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
+/**
+ * @param {Sent.Report & { communication: Sent.Communication }} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 export function view({ communication, figures_of: drawn }, mesh, selection) {
   const { rows, sources, lead } = communication;
   const line = (text) => {

@@ -9,6 +9,10 @@ import { colouring } from "./code.js";
 import { detail } from "./detail.js";
 import { inUnit, kindsOf, placesOf, unitOf, weigher } from "./lines.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const BAR = 13; // px
 const HOT = 0.1; // of the step or of all bytes: a line that stands out
 const DIGIT = 7; // px of a line number
@@ -30,8 +34,14 @@ export class SourceView {
   #hidden = new Map(); // what shows a line that is folded away, by key
   #moving = []; // {key, line, node, part, name, text} of the lines that open, in order
   #open = null;
-  #detail = null;
+  /** @type {HTMLElement | undefined} */
+  #detail;
 
+  /**
+   * @param {Sent.Communication} communication
+   * @param {Mesh} mesh
+   * @param {Selection} selection
+   */
   constructor(communication, mesh, selection) {
     [this.#mesh, this.#selection, this.#weigher] = [mesh, selection, weigher(communication.rows)];
     this.#measured = new Map(
@@ -153,7 +163,7 @@ export class SourceView {
     const { most, whole } = this.#scale;
     const kinds = kindsOf(part.rows, weight);
     const of = whole ? weight(part) / whole : null;
-    const parts = kinds.map((each) => ({ ...each, size: (100 * weight(each)) / most }));
+    const parts = kinds.map((each) => ({ kind: each.kind ?? "", axes: each.axes, size: (100 * weight(each)) / most }));
     const told = of === null ? null : `${share(of)} of ${timed ? "the predicted step" : "all bytes sent"}`;
     return {
       time: timed && part.seconds !== null ? least(inUnit(part.seconds, this.#scale), part.exact) : null,
@@ -211,7 +221,7 @@ export class SourceView {
   /** Open a line, null for none. */
   #show(key) {
     this.#detail?.remove();
-    this.#detail = null;
+    this.#detail = undefined;
     this.#open = key;
     for (const each of this.#moving) {
       const open = each.key === key;
@@ -220,10 +230,11 @@ export class SourceView {
         each.node.removeAttribute("aria-controls");
         continue;
       }
-      this.#detail = detail(each.part.rows, this.#weigher, this.#mesh, `What moves: ${each.name}`);
-      this.#detail.id = uniqueId("moves");
-      each.node.setAttribute("aria-controls", this.#detail.id);
-      each.node.after(this.#detail);
+      const opened = detail(each.part.rows, this.#weigher, this.#mesh, `What moves: ${each.name}`);
+      opened.id = uniqueId("moves");
+      each.node.setAttribute("aria-controls", opened.id);
+      each.node.after(opened);
+      this.#detail = opened;
       this.#tab(each.node);
     }
   }

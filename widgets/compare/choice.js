@@ -2,7 +2,14 @@
 
 import { Store, synced } from "../shared/store.js";
 
-/** `pointed` is the trial under the pointer, which Python is not told of. */
+/** @import { Model } from "../shared/store.js" */
+/** @typedef {{ chosen: number | null, other: number | null, pointed: number | null }} Chosen */
+
+/**
+ * `pointed` is the trial under the pointer, which Python is not told of.
+ *
+ * @extends {Store<Chosen>}
+ */
 export class Choice extends Store {
   constructor() {
     super({ chosen: null, other: null, pointed: null });
@@ -26,12 +33,20 @@ export class Choice extends Store {
     return chosen === null || other === null || chosen === other ? null : [chosen, other];
   }
 
-  /** Choose a trial; the other one of a pair changes places with it. */
+  /**
+   * Choose a trial; the other one of a pair changes places with it.
+   *
+   * @param {number} trial
+   */
   choose(trial) {
     this.set(trial === this.other ? { chosen: trial, other: this.chosen } : { chosen: trial });
   }
 
-  /** Put a trial beside the chosen one, or take it away from there. */
+  /**
+   * Put a trial beside the chosen one, or take it away from there.
+   *
+   * @param {number} trial
+   */
   compare(trial) {
     if (this.chosen === null) this.choose(trial);
     else if (trial !== this.chosen) this.set({ other: trial === this.other ? null : trial });
@@ -42,14 +57,21 @@ export class Choice extends Store {
     this.set(this.other === null ? { chosen: null } : { other: null });
   }
 
+  /** @param {number | null} trial */
   point(trial) {
     this.set({ pointed: trial });
   }
 }
 
-/** Keep `choice` and the widget's model the same, both ways; returns what ends that. */
+/**
+ * Keep `choice` and the widget's model the same, both ways; returns what ends that.
+ *
+ * @param {Choice} choice
+ * @param {Model} model
+ * @param {number} count
+ */
 export function follow(choice, model, count) {
-  const read = (name) => () => {
+  const read = (/** @type {string} */ name) => () => {
     const value = model.get(name);
     return Number.isInteger(value) && value >= 0 && value < count ? value : null;
   };
@@ -61,5 +83,11 @@ export function follow(choice, model, count) {
   );
 }
 
-/** A click or the Enter key on a trial, with Shift for the second of a pair. */
+/**
+ * A click or the Enter key on a trial, with Shift for the second of a pair.
+ *
+ * @param {Choice} choice
+ * @param {number} trial
+ * @param {MouseEvent | KeyboardEvent} event
+ */
 export const pick = (choice, trial, { shiftKey }) => (shiftKey ? choice.compare(trial) : choice.choose(trial));

@@ -5,6 +5,8 @@ import { h } from "../shared/dom.js";
 import { sign } from "../shared/text.js";
 import { bar, cell, meshNodes, nameNodes } from "./cells.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const WORDS = {
   fits: "Whether every device has room at its peak",
   peak: "Bytes on the fullest device at its peak, computed from the compiled program",
@@ -18,6 +20,8 @@ const OTHERS = "Over all other sets of mesh axes";
 /**
  * A column: `key`, `head` (nodes), `title`, `order(trial)` (a number or text, null for what is not known) and
  * `make(trial)`, the nodes of its cell; `look` is its class.
+ *
+ * @param {Sent.Comparison} data
  */
 export function columns(data) {
   const trials = data.trials.filter(({ failed }) => !failed);
@@ -32,10 +36,14 @@ export function columns(data) {
     ...data.sent.names.map((name, i) => sent(data, trials, name, i)),
     known("bubble") && bubble(trials),
     checked && same(),
-  ].filter(Boolean);
+  ].filter((column) => column !== false);
 }
 
-/** Which of them lie under the common head of what is sent. */
+/**
+ * Which of them lie under the common head of what is sent.
+ *
+ * @param {ReturnType<typeof columns>} shown
+ */
 export const sentColumns = (shown) => shown.filter(({ key }) => key.startsWith("sent"));
 
 function strategy({ axes }) {
@@ -76,7 +84,7 @@ function step({ source }, trials) {
   const make = ({ seconds, seconds_text: text, tail, apart }) => {
     const drawing = drawn(seconds, most, ["var(--jsm-ink-2)"], { tick: tail === null ? null : tail / most });
     const told = cell(text, drawing);
-    if (apart) told.firstChild.classList.add("jsm-quieter");
+    if (apart) told.firstElementChild?.classList.add("jsm-quieter");
     return told;
   };
   const ticked = trials.some(({ tail }) => tail !== null) ? "the tick is the predicted one" : null;

@@ -6,11 +6,17 @@ import { number } from "../shared/kinds.js";
 import { copyable } from "../shared/text.js";
 import { meshNodes, nameNodes } from "./cells.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const NEXT = "the next question";
 const AT_LEAST = "What a step's products and the bytes that it must send take, by its plan";
 const NEEDS = "Memory of the fullest device, estimated from the traced step";
 
-/** The lines to paste, each with what it runs. */
+/**
+ * The lines to paste, each with what it runs.
+ *
+ * @param {Sent.Choice} choice
+ */
 export const runs = ({ runs: lines }) =>
   lines.length === 0
     ? null
@@ -20,7 +26,11 @@ export const runs = ({ runs: lines }) =>
         lines.map(([name, line]) => [h("dt", {}, `Run ${name} as`), h("dd", {}, copyable(line))]),
       );
 
-/** The questions below each other, each beside what its answers lead to; the way that the step takes is strong. */
+/**
+ * The questions below each other, each beside what its answers lead to; the way that the step takes is strong.
+ *
+ * @param {Sent.Choice} choice
+ */
 export function path({ path: questions, path_title: title, agreement }) {
   if (!questions.length) return null;
   return folding(title, true, [h("ol", { class: "jsm-found-path" }, questions.map(question)), h("p", {}, agreement)]);
@@ -49,7 +59,12 @@ function question({ asks, because, way, branches }) {
   );
 }
 
-/** A row for each candidate that was not compiled, under what ruled it out. */
+/**
+ * A row for each candidate that was not compiled, under what ruled it out.
+ *
+ * @param {Sent.Choice} choice
+ * @param {string[]} axes
+ */
 export function others({ others: groups, others_title: title, others_open: open }, axes) {
   if (!groups.length) return null;
   const head = h(

@@ -17,9 +17,15 @@ import { Scatter } from "./scatter.js";
 import { Side } from "./side.js";
 import { Table } from "./table.js";
 
+/** @import { Context } from "../shared/page.js" */
+
 const ALONE = 2; // points from which on there is a picture
 
-/** Draw the comparison of `model` in `el`; returns what takes it away again. */
+/**
+ * Draw the comparison of `model` in `el`; returns what takes it away again.
+ *
+ * @param {Context} context
+ */
 export const render = (context) =>
   drawn(context, "comparison", [style, found, curve], (root, data, ends) => {
     const choice = new Choice();
@@ -58,7 +64,7 @@ function view(data, choice, model) {
       data.notes.map((note) => h("p", {}, note)),
     ),
   );
-  const parts = [table, scatter, side, pair].filter(Boolean);
+  const parts = [table, scatter, side, pair].filter((part) => part !== null);
   const mark = (changed) => parts.forEach((part) => part.mark(changed));
   choice.on(mark);
   mark({ chosen: true, other: true, pointed: true });

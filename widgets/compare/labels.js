@@ -2,8 +2,22 @@
 
 const [AWAY, LINE] = [9, 13]; // px from a point, and of a line of text
 
-/** Places to try, best first: px to the right and down, and which end of the text lies there. */
+/** @typedef {[left: number, top: number, right: number, bottom: number]} Box */
+/** @typedef {[dx: number, dy: number, end: "start" | "middle" | "end"]} Place px to the right and down, and its end there */
+
+/**
+ * @typedef {object} Text
+ * @property {number} x
+ * @property {number} y
+ * @property {number} width
+ * @property {Place[]} places to try, best first
+ * @property {boolean} [must] stand, where it covers least
+ * @property {number} [more] px farther off
+ */
+
+/** @type {Place} */
 const ABOVE = [7, -6, "start"];
+/** @type {Place[]} */
 export const AROUND = [
   [AWAY, 4, "start"],
   ABOVE,
@@ -15,26 +29,53 @@ export const AROUND = [
   [0, 18, "middle"],
 ];
 export const ABOVE_FIRST = [ABOVE, ...AROUND];
+/** @type {Place[]} */
 export const AT_END = [
   [0, 14, "end"],
   [0, -5, "end"],
 ];
 
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {Place[2]} end
+ * @returns {Box}
+ */
 function boxOf(x, y, width, end) {
   const left = { start: x, middle: x - width / 2, end: x - width }[end];
   return [left - 1, y - LINE + 3, left + width + 1, y + 3];
 }
 
-/** How many square px two boxes share. */
+/**
+ * How many square px two boxes share.
+ *
+ * @param {Box} a
+ * @param {Box} b
+ */
 const shared = (a, b) =>
   Math.max(0, Math.min(a[2], b[2]) - Math.max(a[0], b[0])) * Math.max(0, Math.min(a[3], b[3]) - Math.max(a[1], b[1]));
 
-const least = (places) => places.reduce((best, place) => (best && best.covers <= place.covers ? best : place), null);
+/**
+ * The place that covers least; null of none.
+ *
+ * @template {{ covers: number }} Covering
+ * @param {Covering[]} places
+ */
+const least = (places) =>
+  places.reduce(
+    (best, place) => (best && best.covers <= place.covers ? best : place),
+    /** @type {Covering | null} */ (null),
+  );
 
 /**
  * For each of `texts`, `{x, y, width, places, must, more}`, those that count most first, `{x, y, end}`: null for one that
  * has no room, unless it must stand, which it then does where it covers least. Beside its point it stands `more` px
  * farther off. `taken` has the boxes, `[left, top, right, bottom]`, of what is there already; `bounds` is that of all.
+ *
+ * @param {Text[]} texts
+ * @param {Box[]} taken
+ * @param {Box} bounds
  */
 export function placed(texts, taken, bounds) {
   const [left, top, right, bottom] = bounds;

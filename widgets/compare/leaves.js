@@ -8,17 +8,25 @@ import { more } from "../shared/more.js";
 import { figure, letter } from "./cells.js";
 import { DIFFERENCE, difference, NOT_KNOWN } from "./parts.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const NAME = "Leaves that lie differently";
 const ROWS = 12; // listed at first
 const LAID = "How the leaf is cut: the mesh axis of each dimension";
 const HELD = "Bytes of these leaves on the device that holds most of them";
 
-/** A sentence, the table of leaves, and a button for those that it leaves out. */
+/**
+ * A sentence, the table of leaves, and a button for those that it leaves out.
+ *
+ * @param {Sent.LayoutColumns} known
+ * @param {number[]} pair
+ * @param {string[]} axes
+ */
 export function leaves(known, pair, axes) {
   const title = h("h3", {}, NAME);
   const none = (why) => h("div", { class: "jsm-cmp-leaves" }, title, h("p", { class: "jsm-quiet" }, why));
   if (pair.some((i) => known.layout[i] === null)) return none(NOT_KNOWN);
-  const rows = differing(known, pair);
+  const rows = differing(known, pair[0], pair[1]);
   if (!rows.length) return none("None: all lie alike.");
   const many = rows.reduce((sum, row) => sum + row.count + row.follow, 0);
   const follow = rows.reduce((sum, row) => sum + row.follow, 0);
@@ -43,19 +51,25 @@ export function leaves(known, pair, axes) {
   );
 }
 
-function differing({ path, count: members, follow, layout, held }, [a, b]) {
+/**
+ * @param {Sent.LayoutColumns} known
+ * @param {number} a
+ * @param {number} b
+ */
+function differing({ path, count: members, follow, layout, held }, a, b) {
   return path
     .map((name, i) => ({
       name,
       count: members[i],
       follow: follow[i],
-      layout: [layout[a][i], layout[b][i]],
-      held: [held[a][i], held[b][i]],
+      layout: [layout[a]?.[i] ?? null, layout[b]?.[i] ?? null],
+      held: [held[a]?.[i] ?? null, held[b]?.[i] ?? null],
     }))
     .filter(({ layout: [one, two], held: [x, y] }) => one !== two || x !== y)
     .sort((one, two) => gap(two) - gap(one));
 }
 
+/** @type {(row: { held: (number | null)[] }) => number} */
 const gap = ({ held: [a, b] }) => Math.abs((a ?? 0) - (b ?? 0));
 
 function drawn({ name, count: members, layout, held }, layouts, axes) {
@@ -71,7 +85,7 @@ function drawn({ name, count: members, layout, held }, layouts, axes) {
     h("th", { scope: "row", class: "jsm-mono", title: name }, breakable(name, "."), times),
     laid(0),
     laid(1),
-    h("td", { class: "jsm-num" }, difference(...held)),
+    h("td", { class: "jsm-num" }, difference(held[0], held[1])),
   );
 }
 

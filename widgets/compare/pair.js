@@ -6,17 +6,26 @@ import { letter, meshNodes, nameNodes } from "./cells.js";
 import { leaves } from "./leaves.js";
 import { memory, moved } from "./parts.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Choice, Chosen } from "./choice.js" */
+/** @import { Changed } from "../shared/store.js" */
+
 /** The section in `pair.element`, hidden while there is no pair; `mark()` follows the choice. */
 export class Pair {
   #data;
   #choice;
   #said = h("p", { class: "jsm-lead", "aria-live": "polite" });
 
+  /**
+   * @param {Sent.Comparison} data
+   * @param {Choice} choice
+   */
   constructor(data, choice) {
     [this.#data, this.#choice] = [data, choice];
     this.element = h("section", { class: "jsm-cmp-pair", "aria-label": "What differs", hidden: true });
   }
 
+  /** @param {Changed<Chosen>} changed */
   mark({ chosen, other }) {
     if (!chosen && !other) return;
     const { pair } = this.#choice;
@@ -44,10 +53,13 @@ export class Pair {
 function sentence(a, b) {
   const time = more(a.seconds, b.seconds, seconds, "as long");
   const peak = more(a.peak, b.peak, bytes, "as much");
-  const [first, second] = [time && ["takes", time, ""], peak && ["holds", peak, " at its peak"]].filter(Boolean);
+  const [first, second] = [
+    time && { does: "takes", ...time, where: "" },
+    peak && { does: "holds", ...peak, where: " at its peak" },
+  ].filter((each) => each !== null);
   if (!first) return "No figure is known of both.";
-  const [does, { told, link }, where] = first;
-  const rest = second ? `, and ${second[0]} ${second[1].told}${second[2]}` : "";
+  const { does, told, link, where } = first;
+  const rest = second ? `, and ${second.does} ${second.told}${second.where}` : "";
   return [h("b", {}, a.label), ` ${does} ${told}${where} ${link} `, h("b", {}, b.label), `${rest}.`];
 }
 

@@ -6,12 +6,21 @@ import { bytes, UNKNOWN } from "../shared/format.js";
 import { number, over } from "../shared/kinds.js";
 import { bar, cell, figure, letter } from "./cells.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { AxisNames } from "../shared/mesh.js" */
+
+/** @type {Sent.MemoryRole[]} */
 const ROLES = ["params", "optimizer", "batch", "temporaries", "other"];
 export const DIFFERENCE = "A \u2212 B";
 export const NOT_KNOWN = "Not known of both.";
 const SENT = "Bytes that one device sends in a step";
 
-/** `+1.2 MiB`, `−3 KiB`, `same`: by how much the first is more than the second. */
+/**
+ * `+1.2 MiB`, `−3 KiB`, `same`: by how much the first is more than the second.
+ *
+ * @param {number | null} a
+ * @param {number | null} b
+ */
 export function difference(a, b) {
   if (a === null || b === null) return h("span", { class: "jsm-quieter" }, UNKNOWN);
   if (a === b) return h("span", { class: "jsm-quieter" }, "same");
@@ -34,16 +43,23 @@ function table(name, first, rows) {
   );
 }
 
+/** @type {(size: number | null, most: number, fills: string[], exact?: boolean) => HTMLElement} */
 const part = (size, most, fills, exact = true) => cell(bytes(size), size ? bar(size / most, fills) : null, exact);
 
 const lacking = (name) => h("div", {}, h("h3", {}, name), h("p", { class: "jsm-quiet" }, NOT_KNOWN));
 
-/** Memory by role on the fullest device of each. */
+/**
+ * Memory by role on the fullest device of each.
+ *
+ * @param {Sent.TrialDetails["memory"]} known
+ * @param {number[]} pair
+ */
 export function memory(known, pair) {
   const name = "Memory of the fullest device";
-  const two = pair.map((i) => known[i]);
-  if (two.includes(null)) return lacking(name);
+  const two = pair.flatMap((i) => known[i] ?? []);
+  if (two.length < pair.length) return lacking(name);
   const most = Math.max(...two.flatMap((one) => Object.values(one)));
+  /** @type {(role: keyof Sent.RoleMemory, fill: string | null) => HTMLElement} */
   const row = (role, fill) =>
     h(
       "tr",
@@ -57,11 +73,17 @@ export function memory(known, pair) {
   return table(name, h("th", { scope: "col" }, "role"), rows);
 }
 
-/** What one device sends by each kind of collective over each set of axes, most first. */
+/**
+ * What one device sends by each kind of collective over each set of axes, most first.
+ *
+ * @param {Sent.TrialDetails["moved"]} known
+ * @param {number[]} pair
+ * @param {AxisNames} names
+ */
 export function moved(known, pair, names) {
   const name = "Sent per device and step";
-  const two = pair.map((i) => known[i]);
-  if (two.includes(null)) return lacking(name);
+  const two = pair.flatMap((i) => (known[i] ? [known[i]] : []));
+  if (two.length < pair.length) return lacking(name);
   const rows = together(two);
   if (!rows.length) return h("div", {}, h("h3", {}, name), h("p", { class: "jsm-quiet" }, "Neither sends anything."));
   const most = Math.max(...rows.flatMap(({ sent }) => sent)) || 1;
@@ -72,7 +94,7 @@ export function moved(known, pair, names) {
       {},
       h("th", { scope: "row" }, kind, " ", over(axes, null, names)),
       sent.map((size, i) => h("td", { class: "jsm-num" }, size ? part(size, most, fills, exact[i]) : cell(UNKNOWN))),
-      h("td", { class: "jsm-num" }, difference(...sent)),
+      h("td", { class: "jsm-num" }, difference(sent[0], sent[1])),
     );
   };
   const sums = [0, 1].map((i) => rows.reduce((sum, { sent }) => sum + sent[i], 0));
@@ -81,7 +103,7 @@ export function moved(known, pair, names) {
     { class: "jsm-cmp-total" },
     h("th", { scope: "row" }, "all"),
     sums.map((size) => h("td", { class: "jsm-num" }, figure(bytes(size)))),
-    h("td", { class: "jsm-num" }, difference(...sums)),
+    h("td", { class: "jsm-num" }, difference(sums[0], sums[1])),
   );
   return table(name, h("th", { scope: "col", title: SENT }, "collective"), [
     rows.map(row),
@@ -89,15 +111,21 @@ export function moved(known, pair, names) {
   ]);
 }
 
-/** One row for each kind over each set of axes; a collective that one of the two has not sends nothing there. */
+/**
+ * One row for each kind over each set of axes; a collective that one of the two has not sends nothing there.
+ *
+ * @param {Sent.Moved[][]} two
+ */
 function together(two) {
+  /** @type {Map<string, { kind: string, axes: number[] | null, sent: number[], exact: boolean[] }>} */
   const rows = new Map();
   two.forEach((found, i) => {
     for (const [kind, axes, size, , , exact] of found) {
       const key = `${kind} ${axes?.join()}`;
-      if (!rows.has(key)) rows.set(key, { kind, axes, sent: [0, 0], exact: [true, true] });
-      rows.get(key).sent[i] = size;
-      rows.get(key).exact[i] = exact;
+      const row = rows.get(key) ?? { kind, axes, sent: [0, 0], exact: [true, true] };
+      rows.set(key, row);
+      row.sent[i] = size;
+      row.exact[i] = exact;
     }
   });
   return [...rows.values()].sort((a, b) => Math.max(...b.sent) - Math.max(...a.sent));

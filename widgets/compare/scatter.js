@@ -7,6 +7,9 @@ import { ABOVE_FIRST, AROUND, AT_END, placed } from "./labels.js";
 import { byteScale, secondScale } from "./scale.js";
 import { Tip } from "./tip.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Choice } from "./choice.js" */
+
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [236, 40, 12, 20, 34]; // px
 const RADIUS = 4.5; // px of a point
 const HIT = 20; // px of what answers the pointer
@@ -26,13 +29,18 @@ export class Scatter {
   #data;
   #choice;
   #trials;
-  #plan = null;
+  /** @type {ReturnType<typeof plan>} */
+  #plan;
   #tip;
   #picture = h("div");
   #points;
   #active = null; // the trial that the Tab key reaches
   #focused = null; // the trial that the keyboard is on
 
+  /**
+   * @param {Sent.Comparison} data
+   * @param {Choice} choice
+   */
   constructor(data, choice) {
     [this.#data, this.#choice] = [data, choice];
     this.#trials = data.trials.map((trial, i) => ({ ...trial, i })).filter(({ point }) => point);
@@ -210,7 +218,7 @@ export class Scatter {
     const { y, right, up } = this.#plan;
     if (limit === null) return null;
     const inside = limit <= up.to;
-    const at = inside ? Math.round(y(limit)) + 0.5 : null;
+    const at = Math.round(y(limit)) + 0.5;
     return [
       inside && s("line", { x1: LEFT, x2: right, y1: at, y2: at, class: "jsm-cmp-limit" }),
       s(
@@ -275,7 +283,7 @@ export class Scatter {
     const places = placed(names, taken, bounds);
     const under = pointed === null ? -1 : names.findIndex(({ i }) => i === pointed);
     if (under >= 0 && !places[under]) {
-      const there = places.filter(Boolean).map(({ box }) => box);
+      const there = places.flatMap((place) => (place ? [place.box] : []));
       [places[under]] = placed([{ ...names[under], must: true }], [...taken, ...there], bounds);
     }
     return places.map((place, k) => {

@@ -4,6 +4,10 @@ import { h, replace, uniqueId } from "../shared/dom.js";
 import { copyable } from "../shared/text.js";
 import { letter, meshNodes, nameNodes } from "./cells.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Choice, Chosen } from "./choice.js" */
+/** @import { Changed } from "../shared/store.js" */
+
 const NONE = "\u2013";
 const SECOND = "Shift and a click do the same.";
 
@@ -16,7 +20,13 @@ export class Side {
   #with;
   #how;
 
-  /** `drawn` says that there is a picture beside it. */
+  /**
+   * `drawn` says that there is a picture beside it.
+   *
+   * @param {Sent.Comparison} data
+   * @param {Choice} choice
+   * @param {boolean} drawn
+   */
   constructor(data, choice, drawn) {
     [this.#data, this.#choice] = [data, choice];
     this.#how = `Choose a trial in the table${drawn ? " or the picture" : ""}.`;
@@ -33,6 +43,7 @@ export class Side {
     this.#choice.set({ other: value === "" ? null : Number(value) });
   }
 
+  /** @param {Changed<Chosen>} changed */
   mark({ chosen: changed, other }) {
     if (!changed && !other) return;
     const { chosen } = this.#choice;

@@ -8,6 +8,10 @@ import { letter } from "./cells.js";
 import { pick } from "./choice.js";
 import { columns, sentColumns } from "./columns.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Choice, Chosen } from "./choice.js" */
+/** @import { Changed } from "../shared/store.js" */
+
 const HINT = "Trials. Arrow keys move, Enter chooses, Shift and Enter sets another beside the chosen one.";
 const LONG = 16; // trials from which on the table scrolls by itself, so that the picture stays beside it
 const STEPS = { ArrowDown: 1, ArrowUp: -1 };
@@ -24,6 +28,10 @@ export class Table {
   #order = []; // positions of the trials as they stand in the table
   #active = null; // the trial whose row the Tab key reaches
 
+  /**
+   * @param {Sent.Comparison} data
+   * @param {Choice} choice
+   */
   constructor(data, choice) {
     [this.#data, this.#choice] = [data, choice];
     this.#columns = columns(data);
@@ -172,11 +180,12 @@ export class Table {
     const row = this.#rows[this.#choice.chosen];
     if (!row) return;
     const [box, around] = [row.getBoundingClientRect(), element.getBoundingClientRect()];
-    const top = around.top + element.querySelector("thead").offsetHeight;
+    const top = around.top + /** @type {HTMLElement} */ (element.querySelector("thead")).offsetHeight;
     if (box.top < top) element.scrollTop -= top - box.top;
     else if (box.bottom > around.bottom) element.scrollTop += box.bottom - around.bottom;
   }
 
+  /** @param {Changed<Chosen>} changed */
   mark(changed) {
     const { chosen, other, pointed, pair } = this.#choice;
     this.#rows.forEach((row, i) => {
@@ -192,6 +201,6 @@ export class Table {
 
 /** What is not known stands last, either way. */
 function byValue(a, b, way) {
-  if (a === null || b === null) return (a === null) - (b === null);
+  if (a === null || b === null) return Number(a === null) - Number(b === null);
   return way * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
 }

@@ -4,6 +4,8 @@ import { h, replace } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { meshNodes, nameNodes } from "./cells.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const AWAY = 12; // px from the point
 const NAMED = 3; // of those at the same place
 
@@ -12,11 +14,19 @@ export class Tip {
   #data;
   element = h("div", { class: "jsm-tip jsm-cmp-tip", "aria-hidden": "true", hidden: true });
 
+  /** @param {Sent.Comparison} data */
   constructor(data) {
     this.#data = data;
   }
 
-  /** Tell of `trial`, whose point is at `x`, `y` of the element around; `others` are the names of those there too. */
+  /**
+   * Tell of `trial`, whose point is at `x`, `y` of the element around; `others` are the names of those there too.
+   *
+   * @param {Sent.Trial} trial
+   * @param {number} x
+   * @param {number} y
+   * @param {string[]} others
+   */
   show(trial, x, y, others) {
     const { element } = this;
     replace(
@@ -31,7 +41,8 @@ export class Tip {
       others.length ? h("div", { class: "jsm-quiet" }, `also here: ${told(others)}`) : null,
     );
     element.hidden = false;
-    const { offsetWidth: width, offsetHeight: height, offsetParent: around } = element;
+    const { offsetWidth: width, offsetHeight: height } = element;
+    const around = /** @type {Element} */ (element.offsetParent);
     const left = x + AWAY + width > around.clientWidth ? x - AWAY - width : x + AWAY;
     element.style.left = `${Math.max(0, left)}px`;
     element.style.top = `${Math.max(0, Math.min(y + AWAY, around.clientHeight - height))}px`;

@@ -5,13 +5,21 @@ import { h, replace } from "../shared/dom.js";
 import { number } from "../shared/kinds.js";
 import { sign, spans } from "../shared/text.js";
 
-/** `{element, draw(work)}`. */
+/** @import { Trial } from "./trial.js" */
+/** @import { Worked } from "./worked.js" */
+
+/**
+ * `{element, draw(work)}`.
+ *
+ * @param {Trial} trial
+ */
 export function compiledTable(trial) {
   const element = h("div", { class: "jsm-ex-compiled", "aria-live": "polite" });
 
+  /** @param {Worked} work */
   function draw(work) {
     const { compiled } = trial;
-    if (!compiled || compiled.state === "asked") return;
+    if (!compiled || compiled === "asked") return;
     paint(element, compiled.axes);
     const stale = compiled.line !== work.line;
     const head = h(

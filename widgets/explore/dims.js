@@ -6,14 +6,26 @@ import { h, replace, s } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { nextSize, parts } from "./cuts.js";
+import { focusIn } from "./focus.js";
 
 const MOST_LINES = 64;
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
-/** `{element, draw(work, leaf)}`; `edit(cut)` is given the array's cut as it was clicked. */
+/** @import { Cut } from "../shared/payload_types.js" */
+/** @import { Trial } from "./trial.js" */
+
+/**
+ * `{element, draw(work, leaf)}`; `edit(cut)` is given the array's cut as it was clicked.
+ *
+ * @param {Trial} trial
+ * @param {(cut: Cut) => void} edit
+ */
 export function dims(trial, edit) {
   const element = h("div", { class: "jsm-ex-dims", ...OWN_KEYS, onkeydown: key });
-  let [cut, shape] = [[], []];
+  /** @type {Cut} */
+  let cut = [];
+  /** @type {number[]} */
+  let shape = [];
   let reached = "0"; // the chip that the Tab key reaches: `dim-axis`
 
   function draw(work, leaf) {
@@ -112,7 +124,7 @@ export function dims(trial, edit) {
     const at = trial.axes.findIndex(([name]) => name === axis);
     const [down, across] = [Number(dim) + move[0], at + move[1]];
     const to = trial.axes[across]?.[0];
-    element.querySelector(`[data-k="chip-${down}-${CSS.escape(to ?? "")}"]`)?.focus();
+    focusIn(element, `chip-${down}-${to ?? ""}`);
     return undefined;
   }
 

@@ -11,6 +11,7 @@ import { sign, typed } from "../shared/text.js";
 import { compiledTable } from "./compiled.js";
 import { dims } from "./dims.js";
 import style from "./explore.css";
+import { focusedKey, focusIn } from "./focus.js";
 import { meshRow } from "./meshrow.js";
 import { out } from "./out.js";
 import { picker } from "./picker.js";
@@ -26,15 +27,22 @@ const SAID_FOR = 6000; // ms
 const NOT_PLANNED = "laid out as for the mesh it was planned on: planning another needs the notebook";
 const DRAWN = ["axes", "strategy", "wishes", "leaf", "laid", "compiled"];
 
-/** Draw the explorer of `model` in `el`; returns what takes it away again. */
+/** @import { Context } from "../shared/page.js" */
+/** @import { Cut, Explorer } from "../shared/payload_types.js" */
+
+/**
+ * Draw the explorer of `model` in `el`; returns what takes it away again.
+ *
+ * @param {Context} context
+ */
 export const render = (context) =>
-  drawn(context, "explorer", [style, layoutStyle, detailStyle], (root, data, ends) => {
+  drawn(context, "explorer", [style, layoutStyle, detailStyle], (root, /** @type {Explorer} */ data, ends) => {
     const trial = new Trial();
     const end = follow(trial, context.model, data.leaves.path);
     ends.push(end);
     const compile = () => {
       end.flush();
-      trial.set({ compiled: { state: "asked" } });
+      trial.set({ compiled: "asked" });
       context.model.send({ kind: "compile" });
     };
     const picture = () => {
@@ -44,10 +52,19 @@ export const render = (context) =>
     root.append(view(data, trial, context, compile, picture));
   });
 
+/**
+ * @param {Explorer} data
+ * @param {Trial} trial
+ * @param {Context} context
+ * @param {() => void} compile
+ * @param {() => string} picture
+ */
 function view(data, trial, context, compile, picture) {
   const status = saying();
-  let leaf = null; // the one on show: once it is found it stays, whatever the edits make of the others
-  const edit = (cut) => trial.set({ wishes: wished(data.leaves, trial.wishes, leaf, cut) });
+  /** @type {number | undefined} */
+  let leaf; // the one on show: once it is found it stays, whatever the edits make of the others
+  /** @param {Cut | null} cut */
+  const edit = (cut) => trial.set({ wishes: wished(data.leaves, trial.wishes, leaf ?? 0, cut) });
   const parts = {
     mesh: meshRow(trial, status.say),
     strategy: strategyRow(data, trial, context.model.get("_alone")),
@@ -90,15 +107,14 @@ function view(data, trial, context, compile, picture) {
   );
 
   function draw() {
-    const key = element.getRootNode().activeElement?.dataset?.k;
+    const key = focusedKey(element);
     const work = worked(data, trial);
     paint(element, work.mesh.names);
-    leaf = trial.leaf ?? leaf ?? first(data, trial, work);
+    const shown = trial.leaf ?? leaf ?? first(data, trial, work);
+    leaf = shown;
     if (trial.device !== null && trial.device >= trial.devices) trial.set({ device: null });
-    for (const part of Object.values(parts)) part.draw(work, leaf);
-    if (key !== undefined && element.getRootNode().activeElement?.dataset?.k !== key) {
-      element.querySelector(`[data-k="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
-    }
+    for (const part of Object.values(parts)) part.draw(work, shown);
+    if (key !== undefined && focusedKey(element) !== key) focusIn(element, key, { preventScroll: true });
   }
 
   trial.on((changed) => {
@@ -118,7 +134,8 @@ function first(data, trial, work) {
 /** `{element, say(text)}`: a line that is read aloud, and stands for some seconds. */
 function saying() {
   const element = h("span", { class: "jsm-small jsm-quiet", role: "status" });
-  let timer = null;
+  /** @type {number | undefined} */
+  let timer;
   const say = (text) => {
     replace(element, text);
     clearTimeout(timer);

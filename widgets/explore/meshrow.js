@@ -7,11 +7,18 @@ import { OWN_KEYS } from "../shared/keyboard.js";
 import { sign } from "../shared/text.js";
 import { extended, reduced, renamed, resized, scaled } from "./sizes.js";
 
+/** @import { Trial } from "./trial.js" */
+
 const NAME = /^[\p{L}_][\p{L}\p{N}_]*$/u;
 const STEPS = { ArrowUp: true, "+": true, "=": true, ArrowDown: false, "-": false, _: false };
 const HOW = "Plus and minus, or the arrow keys, double and halve it; digits set it.";
 
-/** `{element, draw()}`; `say(text)` reads out why an edit was not taken. */
+/**
+ * `{element, draw()}`; `say(text)` reads out why an edit was not taken.
+ *
+ * @param {Trial} trial
+ * @param {(text: string) => void} say
+ */
 export function meshRow(trial, say) {
   const element = h("div", { class: "jsm-ex-mesh" });
   const there = () => trial.laid.count;
@@ -41,7 +48,8 @@ export function meshRow(trial, say) {
     );
   }
 
-  const button = (mark, label, key, onclick, look = null) =>
+  /** @type {(mark: string, label: string, key: string, onclick: () => void, look?: string) => HTMLElement} */
+  const button = (mark, label, key, onclick, look) =>
     h("button", { type: "button", class: look, "aria-label": label, title: label, "data-k": key, onclick }, mark);
 
   function nameBox(name, i) {

@@ -1,14 +1,22 @@
 // A cell below this one, with source and never run: by JupyterLab's or Notebook 7's own document, or the classic one's.
 
+/** @import { Model } from "../shared/store.js" */
+
 /**
  * `(source) => ` whether it is there now; null where the page can't. A cell that it wrote before, and that nobody changed
  * since, gets the new source.
+ *
+ * @param {Model & { widget_manager?: any }} model of the page's own, which has more than anywidget tells
+ * @param {HTMLElement} el
  */
 export function nextCell(model, el) {
   const document = model.widget_manager?.context?.model;
-  if (typeof document?.sharedModel?.insertCell === "function") return (source) => intoShared(model, document, source);
+  if (typeof document?.sharedModel?.insertCell === "function")
+    return (/** @type {string} */ source) => intoShared(model, document, source);
   const classic = globalThis.Jupyter?.notebook;
-  return typeof classic?.insert_cell_below === "function" ? (source) => intoClassic(classic, el, source) : null;
+  return typeof classic?.insert_cell_below === "function"
+    ? (/** @type {string} */ source) => intoClassic(classic, el, source)
+    : null;
 }
 
 const written = new Map(); // by the id of the view: the id of the cell, and what was written into it

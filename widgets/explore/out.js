@@ -10,7 +10,20 @@ const BY_HAND = "the whole cell is copied: paste it into the next one";
 const LATER = "compiling; a kernel that is busy answers later";
 const COMPILING = "compiling it needs the notebook";
 
-/** `{element, draw(work)}`; `compile()` asks the kernel; what was done is told in `status`. */
+/** @import { Context } from "../shared/page.js" */
+/** @import { Explorer } from "../shared/payload_types.js" */
+/** @import { Trial } from "./trial.js" */
+/** @import { Worked } from "./worked.js" */
+
+/**
+ * `{element, draw(work)}`; `compile()` asks the kernel; what was done is told in `status`.
+ *
+ * @param {Explorer} data
+ * @param {Trial} trial
+ * @param {Context} context
+ * @param {() => void} compile
+ * @param {{ element: HTMLElement, say: (text: string) => void }} status
+ */
 export function out(data, trial, { model, el }, compile, status) {
   const sets = h("span", { class: "jsm-small jsm-quiet" });
   const code = h("div", { class: "jsm-ex-line" });
@@ -25,20 +38,24 @@ export function out(data, trial, { model, el }, compile, status) {
   );
   const alone = model.get("_alone");
   const insert = data.cell === null ? null : nextCell(model, el);
-  let work = null;
-  let line = null;
+  /** @type {Worked} */
+  let work;
+  /** @type {string} */
+  let line;
   let waiting = false;
 
+  /** @param {Worked} now */
   function draw(now) {
     work = now;
-    const busy = trial.compiled?.state === "asked";
-    if (waiting && !busy) say(trial.compiled.error ? "not compiled, as told below" : "compiled, as told below");
+    const { compiled } = trial;
+    const busy = compiled === "asked";
+    if (waiting && !busy) say(compiled?.error ? "not compiled, as told below" : "compiled, as told below");
     waiting = busy;
     replace(sets, setsText(data, trial, work));
     if (work.line !== line) {
       line = work.line;
       const copy = copyable(line);
-      copy.querySelector("button").dataset.k = "copy";
+      /** @type {HTMLElement} */ (copy.querySelector("button")).dataset.k = "copy";
       replace(code, copy);
     }
     replace(
@@ -56,9 +73,10 @@ export function out(data, trial, { model, el }, compile, status) {
     );
 
   async function written() {
-    if (insert?.(work.cell)) return say(WRITTEN);
+    const cell = work.cell ?? "";
+    if (insert?.(cell)) return say(WRITTEN);
     try {
-      await navigator.clipboard.writeText(work.cell);
+      await navigator.clipboard.writeText(cell);
       return say(BY_HAND);
     } catch {
       return say("this page may not copy: copy the line above, and put it over your cell");
@@ -67,7 +85,7 @@ export function out(data, trial, { model, el }, compile, status) {
 
   function compileButton() {
     const { compiled, devices, laid } = trial;
-    const busy = compiled?.state === "asked";
+    const busy = compiled === "asked";
     const many = laid.count !== null && devices > laid.count;
     const why = many ? `the mesh takes ${devices} devices, and there are ${laid.count}` : null;
     const press = () => {

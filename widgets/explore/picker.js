@@ -7,7 +7,14 @@ import { count, counted } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { Selection } from "../shared/selection.js";
 
-/** `{element, draw(work, leaf)}`. */
+/** @import { Trial } from "./trial.js" */
+/** @import { Worked } from "./worked.js" */
+
+/**
+ * `{element, draw(work, leaf)}`.
+ *
+ * @param {Trial} trial
+ */
 export function picker(trial) {
   const id = uniqueId("arrays");
   const list = h("div", { class: "jsm-ex-list", id, hidden: true });
@@ -27,11 +34,19 @@ export function picker(trial) {
     onkeydown: key,
   });
   const element = h("div", { class: "jsm-ex-picker", onfocusout: left }, input, list);
-  let [work, leaf] = [null, 0];
+  /** @type {Worked} */
+  let work;
+  let leaf = 0;
+  /** @type {ReturnType<typeof tree> | null} */
   let leaves = null; // the list while it is open
+  /** @type {Set<number> | null} */
   let found = null;
   let query = "";
 
+  /**
+   * @param {Worked} now
+   * @param {number} shown
+   */
   function draw(now, shown) {
     [work, leaf] = [now, shown];
     if (leaves && query) return;
@@ -39,6 +54,7 @@ export function picker(trial) {
     input.style.width = `${Math.min(46, Math.max(18, input.value.length + 2.5))}ch`;
   }
 
+  /** @param {string} typed */
   function open(typed) {
     query = typed;
     if (!leaves) {
@@ -46,7 +62,7 @@ export function picker(trial) {
       const shown = new Selection({ leaf });
       shown.on((changed) => changed.leaf && trial.select({ leaf: shown.leaf }));
       const told = h("span", { class: "jsm-small jsm-quiet", role: "status" });
-      const listing = (which) => {
+      const listing = (/** @type {Set<number> | null} */ which) => {
         found = which;
         const all = counted(work.view.leaves.path.length, "array");
         replace(told, which === null ? all : `${count(which.size)} of ${all}`);
@@ -55,7 +71,9 @@ export function picker(trial) {
       const find = searcher(work.view, work.mesh);
       leaves = tree(work.view, work.mesh, shown, { find, cleared: () => {}, listing });
       leaves.element.addEventListener("keydown", chosen, true);
-      leaves.element.addEventListener("click", (event) => event.target.closest(".jsm-tree-leaf") && close());
+      leaves.element.addEventListener("click", ({ target }) => {
+        if (/** @type {Element} */ (target).closest(".jsm-tree-leaf")) close();
+      });
       replace(list, leaves.element, told);
       input.setAttribute("aria-expanded", "true");
     }
@@ -80,7 +98,7 @@ export function picker(trial) {
   function key(event) {
     if (event.key === "ArrowDown") {
       if (!leaves) open("");
-      leaves.focus();
+      leaves?.focus();
     } else if (event.key === "Enter" && leaves) {
       const first = work.view.rows.map(([, , [each]]) => each).find((each) => found?.has(each));
       if (first !== undefined) trial.select({ leaf: first });
@@ -93,7 +111,8 @@ export function picker(trial) {
 
   /** In the list: Escape closes it, and Enter on an array, which the arrow keys chose already. */
   function chosen(event) {
-    const active = list.querySelector(`#${CSS.escape(leaves.element.getAttribute("aria-activedescendant") ?? "none")}`);
+    const id = leaves?.element.getAttribute("aria-activedescendant") ?? "none";
+    const active = list.querySelector(`#${CSS.escape(id)}`);
     const opens = active?.hasAttribute("aria-expanded");
     if (event.key !== "Escape" && !(event.key === "Enter" && !opens)) return;
     event.preventDefault();

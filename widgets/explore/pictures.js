@@ -11,16 +11,41 @@ const GAP = 20;
 const TOP = 36; // px above the frames of array and mesh where they stand side by side
 const HIGHEST = 300; // px of an array beside the mesh
 
-/** `{element, draw(work, leaf), show(changed)}`. */
+/** @import { Leaf } from "../shared/mesh.js" */
+/** @import { Selected } from "../shared/selection.js" */
+/** @import { Changed } from "../shared/store.js" */
+/** @import { Trial } from "./trial.js" */
+/** @import { Worked } from "./worked.js" */
+
+/**
+ * `{element, draw(work, leaf), show(changed)}`.
+ *
+ * @param {Trial} trial
+ */
 export function pictures(trial) {
   const reading = uniqueId("holds");
   const drawn = h("div", { class: "jsm-pictures jsm-ex-pictures" });
   const said = h("div", { class: "jsm-detail-text" });
   const why = h("div", { class: "jsm-small jsm-quiet jsm-ex-why" });
   const element = h("div", { class: "jsm-ex-side" }, drawn, said, why);
-  let [read, array, map, mesh, leaf, plan] = [null, null, null, null, null, null];
+  /** @type {ReturnType<typeof readout>} */
+  let read;
+  /** @type {Blocks} */
+  let array;
+  /** @type {MeshMap | undefined} */
+  let map;
+  /** @type {string} */
+  let mesh;
+  /** @type {Leaf} */
+  let leaf;
+  /** @type {ReturnType<MeshMap["draw"]>} */
+  let plan;
   let width = WIDTH;
 
+  /**
+   * @param {Worked} work
+   * @param {number} index
+   */
   function draw(work, index) {
     const drawnOf = JSON.stringify([work.view.mesh.axes, work.mesh.devices]);
     if (drawnOf !== mesh) {
@@ -45,12 +70,13 @@ export function pictures(trial) {
   function drawArray() {
     const high = plan.beside ? array.draw(leaf, width - plan.width - GAP, TOP) : Infinity;
     if (high > HIGHEST) array.draw(leaf, width, 0);
-    map.show(leaf);
+    map?.show(leaf);
   }
 
+  /** @param {Changed<Selected>} changed */
   function show(changed) {
     array.show(changed);
-    map.show(leaf);
+    map?.show(leaf);
     read.show(leaf, trial.shown);
   }
 

@@ -2,6 +2,9 @@
 
 import { count } from "./trial.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Axes } from "./trial.js" */
+
 export const MOST = 4096; // devices that are drawn
 const NAMES = ["data", "model", "seq", "expert", "fsdp", "replica"];
 
@@ -9,7 +12,13 @@ const put = (axes, i, size) => axes.map(([name, old], at) => [name, at === i ? s
 const other = (axes, i, holds) => axes.findIndex(([, size], at) => at !== i && holds(size));
 const even = (size) => size % 2 === 0;
 
-/** One axis with another size; the others stay. */
+/**
+ * One axis with another size; the others stay.
+ *
+ * @param {Axes} axes
+ * @param {number} i
+ * @param {number} size
+ */
 export function resized(axes, i, size) {
   const to = put(axes, i, size);
   return size >= 1 && count(to) <= MOST ? to : axes;
@@ -18,6 +27,11 @@ export function resized(axes, i, size) {
 /**
  * An axis doubled or halved. Where all of the `there` devices are in use (null: nobody knows how many there are), another
  * axis gives or takes the factor, if it can: they stay in use.
+ *
+ * @param {Axes} axes
+ * @param {number} i
+ * @param {boolean} up
+ * @param {number | null} there
  */
 export function scaled(axes, i, up, there) {
   const size = axes[i][1];
@@ -29,7 +43,12 @@ export function scaled(axes, i, up, there) {
   return count(to) <= MOST ? to : axes;
 }
 
-/** One more axis, of 2 devices, which the last axis that can gives where all are in use. */
+/**
+ * One more axis, of 2 devices, which the last axis that can gives where all are in use.
+ *
+ * @param {Axes} axes
+ * @param {number | null} there
+ */
 export function extended(axes, there) {
   const taken = new Set(axes.map(([name]) => name));
   const name = NAMES.find((each) => !taken.has(each)) ?? `axis${axes.length}`;
@@ -38,14 +57,25 @@ export function extended(axes, there) {
   return [...rest, [name, count(rest) * 2 <= MOST ? 2 : 1]];
 }
 
-/** Without one axis; the first of the others takes its devices. */
+/**
+ * Without one axis; the first of the others takes its devices.
+ *
+ * @param {Axes} axes
+ * @param {number} i
+ */
 export function reduced(axes, i) {
   const size = axes[i][1];
   const rest = axes.filter((_, at) => at !== i);
   return put(rest, 0, rest[0][1] * size);
 }
 
-/** `wishes` with an axis by its new name. */
+/**
+ * `wishes` with an axis by its new name.
+ *
+ * @param {Record<string, Sent.Cut>} wishes
+ * @param {string} from
+ * @param {string} to
+ */
 export const renamed = (wishes, from, to) =>
   Object.fromEntries(
     Object.entries(wishes).map(([path, cut]) => [path, cut.map((axes) => axes.map((a) => (a === from ? to : a)))]),

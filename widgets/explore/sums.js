@@ -5,7 +5,13 @@ import { count, SPACE } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 import { difference, nowText, totalText } from "./words.js";
 
-/** `{element, draw(work, leaf)}`. */
+/** @import * as Sent from "../shared/payload_types.js" */
+
+/**
+ * `{element, draw(work, leaf)}`.
+ *
+ * @param {Sent.Explorer} data
+ */
 export function sums(data) {
   const element = h("div", { class: "jsm-ex-sums" });
 

@@ -3,17 +3,20 @@
 import { Selection } from "../shared/selection.js";
 import { synced } from "../shared/store.js";
 
-/**
- * `axes` is `[[name, size], ...]`, `wishes` has the cut of an array, the axes of each dimension, by its path; `laid` is
- * the strategy's layout as Python planned it last, `compiled` what the compiler made of a line, null before. None of
- * them is changed in place.
- */
-export class Trial extends Selection {
-  constructor() {
-    super();
-    this.set({ axes: [], strategy: "", wishes: {}, laid: null, compiled: null });
-  }
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Selected } from "../shared/selection.js" */
+/** @import { Model } from "../shared/store.js" */
 
+/**
+ * `wishes` has the cut of an array by its path; `laid` is the strategy's layout as Python planned it last, `compiled` what
+ * the compiler made of a line, null before, "asked" while it does. None of them is changed in place.
+ *
+ * @typedef {Omit<Sent.ExplorerState, "compiled"> & { compiled: Sent.Compiled | "asked" | null }} Tried
+ * @typedef {Sent.ExplorerState["axes"]} Axes
+ */
+
+/** @extends {Selection<Selected & Tried>} */
+export class Trial extends Selection {
   get axes() {
     return this.get("axes");
   }
@@ -43,13 +46,23 @@ export class Trial extends Selection {
   }
 }
 
-/** How many devices a mesh of these axes has. */
+/**
+ * How many devices a mesh of these axes has.
+ *
+ * @param {Axes} axes
+ */
 export const count = (axes) => axes.reduce((n, [, size]) => n * size, 1);
 
-/** Keep `trial` and the widget's model the same; what is returned ends that, its `flush()` tells Python at once. */
+/**
+ * Keep `trial` and the widget's model the same; what is returned ends that, its `flush()` tells Python at once.
+ *
+ * @param {Trial} trial
+ * @param {Model} model
+ * @param {string[]} paths
+ */
 export function follow(trial, model, paths) {
   const index = new Map(paths.map((path, i) => [path, i]));
-  const given = (name) => () => model.get(name);
+  const given = (/** @type {string} */ name) => () => model.get(name);
   const told = {
     axes: () => trial.axes,
     strategy: () => trial.strategy,

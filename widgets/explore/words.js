@@ -3,10 +3,20 @@
 import { bytes, count } from "../shared/format.js";
 import { following } from "./worked.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Trial } from "./trial.js" */
+/** @import { Worked } from "./worked.js" */
+
 const NUMBERS = ["no", "one", "two", "three", "four"];
 const MINUS = "\u2212";
 
-/** `sets 3 leaves: the parameter and its two moments; 4 more lie otherwise because of it`. */
+/**
+ * `sets 3 leaves: the parameter and its two moments; 4 more lie otherwise because of it`.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Trial} trial
+ * @param {Worked} work
+ */
 export const setsText = (data, trial, work) =>
   byHandText(data, trial, work) + (work.moved ? `; ${count(work.moved)} more lie otherwise because of it` : "");
 
@@ -25,13 +35,25 @@ function byHandText(data, trial, work) {
   return `${leaves}: the parameter and its ${all ? (more === 1 ? "moment" : moments) : `${count(more)} followers`}`;
 }
 
-/** The array's bytes on a device beside those of the last run: `as now`, `now 36.8 MiB`; without one the whole array. */
+/**
+ * The array's bytes on a device beside those of the last run: `as now`, `now 36.8 MiB`; without one the whole array.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Worked} work
+ * @param {number} leaf
+ */
 export function nowText(data, work, leaf) {
   if (!data.now) return `of ${bytes(data.leaves.bytes[leaf])}`;
   return work.held[leaf] === data.now[leaf] ? "as now" : `now ${bytes(data.now[leaf])}`;
 }
 
-/** `{label, value, note}` of the third figure: the array with what follows it, against the last run or the whole. */
+/**
+ * `{label, value, note}` of the third figure: the array with what follows it, against the last run or the whole.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Worked} work
+ * @param {number} leaf
+ */
 export function difference(data, work, leaf) {
   const others = following(data.leaves, leaf);
   const all = [leaf, ...others];
@@ -46,9 +68,15 @@ export function difference(data, work, leaf) {
   };
 }
 
+/** @param {number} n */
 export const signed = (n) => (n === 0 ? "\u00b10" : `${n < 0 ? MINUS : "+"}${bytes(Math.abs(n))}`);
 
-/** Of all arrays together: `All 53 arrays: 1.86 GiB on each device, now 1.91 GiB`. */
+/**
+ * Of all arrays together: `All 53 arrays: 1.86 GiB on each device, now 1.91 GiB`.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Worked} work
+ */
 export function totalText(data, work) {
   const n = data.leaves.path.length;
   if (n < 2) return null;

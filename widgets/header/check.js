@@ -3,9 +3,17 @@
 import { h } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 /**
  * A line for each sentence of `lines` that names leaves, at most `most` of them; each opens its leaf. A leaf is its path
  * and by how much or where it differs; an earlier version saved both as one text.
+ *
+ * @param {Sent.Check["lines"] | undefined} lines
+ * @param {number} most
+ * @param {Sent.Report} data
+ * @param {Selection} selection
  */
 export function named(lines, most, data, selection) {
   const find = found(data);

@@ -4,9 +4,17 @@
 import { h } from "../shared/dom.js";
 import { named } from "./check.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const MOST = 3; // leaves that a sentence names
 
-/** The foot of a report; null where it has nothing to say. */
+/**
+ * The foot of a report; null where it has nothing to say.
+ *
+ * @param {Sent.Report} data
+ * @param {Selection} selection
+ */
 export function foot(data, selection) {
   const noise = named(data.check?.noise, MOST, data, selection);
   const told = data.foot ?? [];

@@ -10,9 +10,19 @@ import { meshGlyph } from "./meshglyph.js";
 import { options } from "./options.js";
 import { timeStrip } from "./strip.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const FAILED = 12; // leaves that a sentence of the check names
 
-/** The header of a report. */
+/**
+ * The header of a report.
+ *
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 export function view(data, mesh, selection) {
   return h(
     "header",

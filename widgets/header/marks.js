@@ -3,18 +3,26 @@
 import { hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const HEIGHT = 6;
 const LEAST = 1.5; // px of what is there at all
 const MARGIN = 0.12; // of a range's width, left free on both sides
 
-/** The drawing of a payload's mark; nothing for none. */
+/**
+ * The drawing of a payload's mark; nothing for none.
+ *
+ * @param {Sent.Mark | null} given
+ */
 export const mark = (given) =>
-  given &&
-  s(
-    "svg",
-    { class: "jsm-figure-mark", width: "100%", height: HEIGHT, "aria-hidden": "true" },
-    { range, share, axes, limit }[given.kind](given),
-  );
+  given && s("svg", { class: "jsm-figure-mark", width: "100%", height: HEIGHT, "aria-hidden": "true" }, drawing(given));
+
+/** @param {Sent.Mark} given */
+function drawing(given) {
+  if (given.kind === "range") return range(given);
+  if (given.kind === "share") return share(given);
+  return given.kind === "axes" ? axes(given) : limit(given);
+}
 
 const percent = (x) => `${(100 * x).toFixed(2)}%`;
 const bar = (x, width, fill, opacity) => {
@@ -23,7 +31,11 @@ const bar = (x, width, fill, opacity) => {
 };
 const rule = (stroke) => s("line", { x1: 0, x2: "100%", y1: 3, y2: 3, stroke });
 
-/** Least to most of the measured steps, the median as a dot, the prediction as a hollow one. */
+/**
+ * Least to most of the measured steps, the median as a dot, the prediction as a hollow one.
+ *
+ * @param {Sent.RangeMark} given
+ */
 function range({ min, median, max, predicted }) {
   const all = [min, max, predicted ?? median];
   const low = Math.min(...all);

@@ -5,6 +5,9 @@ import { axisClass } from "../shared/axes.js";
 import { h, s } from "../shared/dom.js";
 import { bytes, counted } from "../shared/format.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const LARGE = 64; // devices above which cells are only tinted
 const TINTS = 24;
 const DOWN = 4; // devices that may stand below each other though more of them than across
@@ -14,12 +17,17 @@ const LEAST = 1; // px of what a device holds
 const APART = 3; // px of the smallest cells between which a line is seen
 const BAND = 4; // px more between the bands of a broken axis
 
-/** The first axis across and the others down, the longer way across where that would be a tower. */
+/**
+ * The first axis across and the others down, the longer way across where that would be a tower.
+ *
+ * @param {Mesh} mesh
+ * @param {Sent.Memory | null} memory
+ */
 export function meshGlyph(mesh, memory) {
   const plan = planned(mesh);
   const shares = filled(mesh, memory);
   const told = spoken(mesh, memory, plan);
-  const fullest = memory?.groups.length > 1 ? memory.groups[0].top : null;
+  const fullest = memory && memory.groups.length > 1 ? memory.groups[0].top : null;
   const drawing = s(
     "svg",
     { ...plan.box, viewBox: `0 0 ${plan.box.width} ${plan.box.height}`, role: "img", "aria-label": told },
@@ -75,7 +83,7 @@ function planned(mesh) {
     const [outer, inner] = [Math.floor(position / rest), position % rest];
     const right = turned ? [outer, inner + 1] : [outer + 1, inner];
     const below = turned ? [outer + 1, inner] : [outer, inner + 1];
-    const there = ([o, i]) => (o < first && i < rest ? o * rest + i : null);
+    const there = (/** @type {number[]} */ [o, i]) => (o < first && i < rest ? o * rest + i : null);
     const ends = ((turned ? inner : outer) + 1) % across === 0; // of a band
     return { right: ends ? null : there(right), below: there(below) };
   };
@@ -132,7 +140,7 @@ function hostLines(mesh, { at, next, size, gap }) {
 /** One path per tint, so that thousands of devices are as light as eight. */
 function tints(shares, { at, size }, fullest) {
   const square = (position) => `M${at(position).join(" ")}h${size}v${size}h-${size}z`;
-  const paths = Array.from({ length: TINTS + 1 }, () => []);
+  const paths = Array.from({ length: TINTS + 1 }, () => /** @type {string[]} */ ([]));
   shares.forEach((share, position) => paths[Math.round(share * TINTS)].push(square(position)));
   const drawn = paths.map(
     (squares, level) =>

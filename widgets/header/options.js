@@ -2,7 +2,13 @@
 
 import { h } from "../shared/dom.js";
 
-/** A table of the step as it is and of each change; nothing where the line has no such options. */
+/** @import * as Sent from "../shared/payload_types.js" */
+
+/**
+ * A table of the step as it is and of each change; nothing where the line has no such options.
+ *
+ * @param {Sent.Options | null} found
+ */
 export function options(found) {
   if (!found) return null;
   const heads = found.heads.map(([name, hover]) => h("th", { scope: "col", class: "jsm-num", title: hover }, name));

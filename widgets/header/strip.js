@@ -4,6 +4,9 @@ import { h, replace, s } from "../shared/dom.js";
 import { seconds, share } from "../shared/format.js";
 import { over, overText, pieces, SEAM } from "../shared/kinds.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const BAR = 12; // px
 const AWAY = 6; // px between a label and the next part
 const LEAST = 0.01; // of the step: a smaller part is told in the communication view alone
@@ -17,7 +20,12 @@ const RANGE =
   " nothing overlapped";
 const FILLED = { compute: 1, memory: 0.6 };
 
-/** The bar of a payload's `time` with its labels; nothing for none. */
+/**
+ * The bar of a payload's `time` with its labels; nothing for none.
+ *
+ * @param {Sent.PredictedTime | null} time
+ * @param {Mesh} mesh
+ */
 export function timeStrip(time, mesh) {
   if (!time) return null;
   const own = time.own ?? 1; // an earlier version saved one part of its own, without a name

@@ -25,22 +25,36 @@ const PAGES = { PageUp: -1, PageDown: 1 };
 const LEAST_MARK = 2; // px: a smaller block is marked as if it were as large
 const DENSE = 4; // px: lines closer than this would hide a mark below them
 
+/** @import { Leaf, Mesh } from "../shared/mesh.js" */
+/** @import { Selected, Selection } from "../shared/selection.js" */
+/** @import { Changed } from "../shared/store.js" */
+/** @import { Framed } from "./frames.js" */
+
 /**
  * The picture in `node`: `draw` makes it anew, `show` marks the block of the selection's device, which touches
  * a few elements however many blocks there are. Pointing at a block points at a device that holds it, a click
  * selects that device, further clicks the next ones that hold the same.
  */
 export class Blocks {
-  #leaf = null;
-  #picture = null;
+  /** @type {Leaf} */
+  #leaf;
+  /** @type {Framed} */
+  #picture;
+  /** @type {ReturnType<typeof scalar> | null} */
   #flat = null; // the picture of a leaf without dimensions
   #panel = 0; // the one on show where there is room for one alone
+  /** @type {number | null} */
   #browsed = null; // the panel that the buttons chose
   #marked = s("g", {});
   #numbers = s("g", {});
   #captions = h("div", { class: "jsm-detail-dims" });
   #pager = pager((step) => this.#turn(step));
 
+  /**
+   * @param {Mesh} mesh
+   * @param {Selection<any>} selection
+   * @param {string} describedBy id of the text that tells what is shown
+   */
   constructor(mesh, selection, describedBy) {
     this.mesh = mesh;
     this.selection = selection;
@@ -59,7 +73,13 @@ export class Blocks {
     this.node = h("div", { class: "jsm-array" }, this.#pager.node, this.svg, this.#captions);
   }
 
-  /** Draw `leaf` this wide with its frames from `top` px (at least) on; returns the height. */
+  /**
+   * Draw `leaf` this wide with its frames from `top` px (at least) on; returns the height.
+   *
+   * @param {Leaf} leaf
+   * @param {number} width
+   * @param {number} top
+   */
   draw(leaf, width, top) {
     const { mesh, svg } = this;
     if (leaf.index !== this.#leaf?.index) this.#browsed = null;
@@ -70,7 +90,7 @@ export class Blocks {
     const height = this.#flat?.height ?? this.#picture.height;
     this.node.style.width = `${width}px`;
     for (const [name, value] of Object.entries({ width, height, "aria-label": this.#spoken() })) {
-      svg.setAttribute(name, value);
+      svg.setAttribute(name, String(value));
     }
     replace(svg, this.#flat ? [this.#flat.parts, this.#marked] : this.#layers());
     replace(this.#captions, this.#flat ? "no dimension to cut" : captions(mesh, leaf, plan), alone(mesh, leaf));
@@ -83,7 +103,11 @@ export class Blocks {
     return height;
   }
 
-  /** Mark what the selection shows now; `changed` names what changed in it. */
+  /**
+   * Mark what the selection shows now; `changed` names what changed in it.
+   *
+   * @param {Changed<Selected>} changed
+   */
   show(changed) {
     if (changed.device) this.#browsed = null;
     const panel = this.#wanted();
@@ -99,7 +123,7 @@ export class Blocks {
     const [leaf, picture] = [this.#leaf, this.#picture];
     const { dims, frames, w, h: high } = picture;
     const lines = cuttingLines(leaf, picture);
-    const dense = w / dims.column.pieces < DENSE || high / (dims.row?.pieces ?? 1) < DENSE;
+    const dense = w / (dims.column?.pieces ?? 1) < DENSE || high / (dims.row?.pieces ?? 1) < DENSE;
     return [
       sheets(leaf, picture),
       ground(picture),
@@ -167,7 +191,7 @@ export class Blocks {
     if (block === null) return [];
     const frame = frames.find((f) => this.#panelOf(f) === panelOf(plan, block));
     if (!frame) return [];
-    const box = blockBox(this.#picture, frame, block[plan.row] ?? 0, block[plan.column]);
+    const box = blockBox(this.#picture, frame, block[plan.row ?? -1] ?? 0, block[plan.column ?? -1] ?? 0);
     const ids = holderTexts(this.mesh, this.#leaf, block);
     const text = holderText(ids, box, String(this.mesh.devices[position]));
     return [s("rect", { class: "jsm-detail-shown", ...atLeast(box, LEAST_MARK) }), text];

@@ -4,15 +4,37 @@ import { dash, hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
 import { cutLines, isCount, listed, offsets } from "./plan.js";
 
+/** @import { Frame, Framed, Side } from "./frames.js" */
+/** @import { Arranged } from "./plan.js" */
+/** @import { Leaf } from "../shared/mesh.js" */
+
 const LINE = 13; // px between lines of numbers
 const SPARSE = 6; // px between cuts from which on they are drawn sharp and stand out of the frame
 const WIDEST = 1.75; // px of a cut line
 
-/** The least and the greatest x or y of piece `i`. */
-const span = (part, i, start, length) =>
-  part ? [start + part.edges[i] * length, start + part.edges[i + 1] * length] : [start, start + length];
+/**
+ * The share of a frame's length at which piece `i` begins; of a frame without that dimension it has one piece.
+ *
+ * @param {Side | null} part
+ * @param {number} i
+ */
+const edge = (part, i) => part?.edges[i] ?? i;
 
-/** The rectangle of a block: `{x, y, width, height}`. */
+/**
+ * The least and the greatest x or y of piece `i`.
+ *
+ * @type {(part: Side | null, i: number, start: number, length: number) => number[]}
+ */
+const span = (part, i, start, length) => [start + edge(part, i) * length, start + edge(part, i + 1) * length];
+
+/**
+ * The rectangle of a block: `{x, y, width, height}`.
+ *
+ * @param {Framed} picture
+ * @param {Frame} frame
+ * @param {number} down
+ * @param {number} across
+ */
 export function blockBox({ dims, w, h }, frame, down, across) {
   const [left, right] = span(dims.column, across, frame.x, w).map((x) => sharp(x, dims.column, w));
   const [top, bottom] = span(dims.row, down, frame.y, h).map((y) => sharp(y, dims.row, h));
@@ -21,13 +43,20 @@ export function blockBox({ dims, w, h }, frame, down, across) {
 
 const sharp = (at, part, length) => (part && length / part.pieces < SPARSE ? at : Math.round(at));
 
+/** @param {Framed} picture */
 export const ground = ({ frames, w, h }) =>
   frames.map(({ x, y }) => s("rect", { class: "jsm-ground", x, y, width: w, height: h }));
 
+/** @param {Framed} picture */
 export const outlines = ({ frames, w, h }) =>
   frames.map(({ x, y }) => s("rect", { class: "jsm-frame", x: x + 0.5, y: y + 0.5, width: w, height: h }));
 
-/** The edges of the sheets behind each frame, and what they stand for. */
+/**
+ * The edges of the sheets behind each frame, and what they stand for.
+ *
+ * @param {Leaf} leaf
+ * @param {Framed} picture
+ */
 export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up }, titled }) {
   if (!count) return [];
   const each = ({ x, y }) =>
@@ -49,7 +78,12 @@ export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up },
   ];
 }
 
-/** One path for each axis that cuts the columns or the rows, in all frames. */
+/**
+ * One path for each axis that cuts the columns or the rows, in all frames.
+ *
+ * @param {Leaf} leaf
+ * @param {Framed} picture
+ */
 export function cuttingLines(leaf, { dims, frames, w, h }) {
   const draw = (part, length, path) =>
     cutLines(leaf, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
@@ -74,20 +108,30 @@ export function cuttingLines(leaf, { dims, frames, w, h }) {
 
 const sharpLine = (at, apart) => (apart < SPARSE ? at : Math.round(at) + 0.5);
 
-/** The offsets at the cuts, below the lowest frames and left of the leftmost. */
+/**
+ * The offsets at the cuts, below the lowest frames and left of the leftmost.
+ *
+ * @param {Framed} picture
+ */
 export function offsetTexts({ dims, frames, w, h, ticks }) {
   const text = (x, y, anchor, words) => s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
-  const below = (f) =>
+  const below = (/** @type {Frame} */ f) =>
     ticks.column.map(([i, words]) => {
-      const anchor = i === 0 ? "start" : i === dims.column.pieces ? "end" : "middle";
-      return text(f.x + dims.column.edges[i] * w, f.y + h + 13, anchor, words);
+      const anchor = i === 0 ? "start" : i === dims.column?.pieces ? "end" : "middle";
+      return text(f.x + edge(dims.column, i) * w, f.y + h + 13, anchor, words);
     });
-  const beside = (f) =>
-    ticks.row.map(([i, words]) => text(f.x - 8, f.y + dims.row.edges[i] * h + (i ? 3.5 : 8), "end", words));
+  const beside = (/** @type {Frame} */ f) =>
+    ticks.row.map(([i, words]) => text(f.x - 8, f.y + edge(dims.row, i) * h + (i ? 3.5 : 8), "end", words));
   return frames.flatMap((f) => [f.outer.bottom ? below(f) : [], f.outer.left ? beside(f) : []]);
 }
 
-/** What of the array a panel holds: `dim 0 = 12:16`. */
+/**
+ * What of the array a panel holds: `dim 0 = 12:16`.
+ *
+ * @param {Leaf} leaf
+ * @param {Arranged} plan
+ * @param {number[]} block
+ */
 export function panelText(leaf, { panels, pieces }, block) {
   return panels.map((dim) => {
     const at = offsets(leaf.shape[dim], pieces[dim]);
@@ -95,7 +139,12 @@ export function panelText(leaf, { panels, pieces }, block) {
   });
 }
 
-/** The texts above small panels; without the dimensions' names where those don't fit. */
+/**
+ * The texts above small panels; without the dimensions' names where those don't fit.
+ *
+ * @param {Framed} picture
+ * @param {string[][]} words
+ */
 export function titles({ frames, w, sheets: { count, up } }, words) {
   const short = words.some((parts) => parts.join(", ").length * 6.1 > w);
   return frames.map((f, i) => {
@@ -104,7 +153,13 @@ export function titles({ frames, w, sheets: { count, up } }, words) {
   });
 }
 
-/** The ids of a block's holders in its middle, `bold` among them the one that is shown; null if none fit. */
+/**
+ * The ids of a block's holders in its middle, `bold` among them the one that is shown; null if none fit.
+ *
+ * @param {string[]} ids
+ * @param {{ x: number, y: number, width: number, height: number }} box
+ * @param {string | null} [bold]
+ */
 export function holderText(ids, box, bold = null) {
   const lines = listed(ids, box.width, box.height);
   if (!lines) return null;

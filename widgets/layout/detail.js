@@ -14,7 +14,18 @@ const GAP = 22;
 const TOP = 36; // px above the frames of blocks and mesh where they stand side by side
 const HIGHEST = 300; // px of an array beside the mesh
 
-/** The array that `selection` shows; pointing at a block or a device shows what that device holds. */
+/** @import { Leaf, Mesh } from "../shared/mesh.js" */
+/** @import { Report } from "../shared/payload_types.js" */
+/** @import { Selected, Selection } from "../shared/selection.js" */
+/** @import { Changed } from "../shared/store.js" */
+
+/**
+ * The array that `selection` shows; pointing at a block or a device shows what that device holds.
+ *
+ * @param {Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 export function detail(data, mesh, selection) {
   if (!data.leaves.path.length) return h("div", {});
   const reading = uniqueId("holds");
@@ -24,7 +35,9 @@ export function detail(data, mesh, selection) {
   const head = h("div", { class: "jsm-detail-head" });
   const below = h("div", { class: "jsm-detail-notes" });
   const pictures = h("div", { class: "jsm-pictures" }, array.node, map.node);
-  let [leaf, width] = [null, WIDTH];
+  /** @type {Leaf} */
+  let leaf;
+  let width = WIDTH;
   let plan = map.draw(width);
 
   /** The array beside the mesh, or above it where it takes the whole width or would get too high. */
@@ -35,7 +48,7 @@ export function detail(data, mesh, selection) {
   }
 
   function draw() {
-    leaf = leafAt(data, selection.leaf ?? defaultLeaf(data));
+    leaf = leafAt(data, selection.leaf ?? defaultLeaf(data) ?? 0);
     replace(
       head,
       h("h3", { class: "jsm-mono jsm-detail-path" }, leaf.path),
@@ -48,6 +61,7 @@ export function detail(data, mesh, selection) {
     drawArray();
   }
 
+  /** @param {Changed<Selected>} changed */
   function show(changed) {
     array.show(changed);
     map.show(leaf);

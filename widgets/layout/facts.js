@@ -5,7 +5,16 @@ import { bytes, count, counted } from "../shared/format.js";
 import { copies, cuts, places, uncutAxes } from "../shared/mesh.js";
 import { axis, copyable, placed, sign } from "../shared/text.js";
 
-/** Boxes for numbers that differ and for a cut that was wanted and not made. */
+/** @import { LeafList } from "./rows.js" */
+/** @import { Leaf, Mesh } from "../shared/mesh.js" */
+
+/**
+ * Boxes for numbers that differ and for a cut that was wanted and not made.
+ *
+ * @param {LeafList} data
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ */
 export function notes(data, mesh, leaf) {
   return [
     data.failed.includes(leaf.index) ? box("error", [h("b", {}, "Its numbers differ from the plain step's.")]) : null,
@@ -40,7 +49,12 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.tes
 const axesList = (mesh, axes) =>
   axes.map((index, i) => [i ? (i === axes.length - 1 ? " and " : ", ") : null, axis(mesh, index)]);
 
-/** The leaf's sizes, its copies, and why it is cut as it is. */
+/**
+ * The leaf's sizes, its copies, and why it is cut as it is.
+ *
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ */
 export function facts(mesh, leaf) {
   const pieces = cuts(leaf).reduce((a, b) => a * b, 1);
   const part = pieces === 1 ? " (all of it)" : ` (1/${count(pieces)})`;

@@ -12,18 +12,39 @@ const TICKS = 17; // px below a frame, for the offsets
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
+/** @import { Leaf } from "../shared/mesh.js" */
+/** @typedef {{ dim: number, size: number, pieces: number, edges: number[] }} Side a dimension along an edge of a frame */
+/** @typedef {{ x: number, y: number, panel: number, outer: { left: boolean, bottom: boolean } }} Frame */
+
 /**
- * The plan of `leaf` drawn `width` px wide with its frames from `top` (at least) on:
- * `{plan, dims: {column, row}, frames: [{x, y, panel}], w, h, height, sheets, paged, ticks}`.
- * `dims` have `dim, size, pieces, edges`; all frames are `w` by `h`; `paged`: only one panel is drawn, any of
- * `panels`. A leaf without dimensions has no frames.
+ * @typedef {object} Framed
+ * @property {ReturnType<typeof arranged>} plan
+ * @property {{ column: Side | null, row: Side | null }} dims
+ * @property {Frame[]} frames
+ * @property {number} panels
+ * @property {boolean} paged
+ * @property {number} w
+ * @property {number} h
+ * @property {number} height
+ * @property {number} titled px of the title above each frame
+ * @property {{ count: number, right: number, up: number }} sheets
+ * @property {{ column: [edge: number, text: string][], row: [edge: number, text: string][] }} ticks
+ */
+
+/**
+ * The plan of `leaf` drawn `width` px wide with its frames from `top` (at least) on. All frames are `w` by `h`; `paged`: only one
+ * panel is drawn, any of `panels`. A leaf without dimensions has no frames.
+ *
+ * @param {Leaf} leaf
+ * @param {number} width
+ * @returns {Framed}
  */
 export function framed(leaf, width, top = 0) {
   const plan = arranged(leaf);
-  const side = (dim) => dim !== null && { dim, size: leaf.shape[dim], pieces: plan.pieces[dim] };
+  const side = (/** @type {number | null} */ dim) =>
+    dim === null ? null : sideOf(leaf.shape[dim], plan.pieces[dim], dim);
   const dims = { column: side(plan.column), row: side(plan.row) };
-  if (plan.column === null) return { plan, dims, frames: [], panels: 1, paged: false };
-  for (const part of [dims.column, dims.row]) if (part) part.edges = edges(part.size, part.pieces);
+  if (plan.column === null) return { plan, dims, panels: 1, paged: false, ...NOTHING };
   const space = room(plan, dims, width);
   const panels = panelCount(plan);
   const grid = panels > 1 ? multiples(plan, dims, space, panels) : null;
@@ -35,6 +56,20 @@ export function framed(leaf, width, top = 0) {
     ...placed(grid ?? single(dims, space), space, top, dims),
   };
 }
+
+/** Frames of a leaf that has none. */
+const NOTHING = {
+  frames: [],
+  w: 0,
+  h: 0,
+  height: 0,
+  titled: 0,
+  sheets: { ...SHEET, count: 0 },
+  ticks: { column: [], row: [] },
+};
+
+/** @type {(size: number, pieces: number, dim: number) => Side} */
+const sideOf = (size, pieces, dim) => ({ dim, size, pieces, edges: edges(size, pieces) });
 
 /** What is left of `width` beside the rows' offsets and the sheets. */
 function room(plan, { row }, width) {
@@ -99,6 +134,7 @@ function placed({ columns, rows, count, gap, w, h }, { left, sheets }, top, dims
 
 /** The offsets written along both edges: `[[edge number, text], ...]`. */
 function ticks({ column, row }, w, h) {
+  /** @type {(part: Side, length: number, each: (digits: number) => number) => [edge: number, text: string][]} */
   const at = (part, length, each) => {
     const values = offsets(part.size, part.pieces);
     const shown = part.size ? labelled(part.pieces, length, each(String(part.size).length)) : [0, part.pieces];
@@ -110,7 +146,13 @@ function ticks({ column, row }, w, h) {
   };
 }
 
-/** The frame, and the place in it, under a point: `{panel, down, across}`, null beside all frames. */
+/**
+ * The frame, and the place in it, under a point: `{panel, down, across}`, null beside all frames.
+ *
+ * @param {Framed} picture
+ * @param {number} x
+ * @param {number} y
+ */
 export function under({ frames, w, h, dims }, x, y) {
   const frame = frames.find((f) => x >= f.x && x <= f.x + w && y >= f.y && y <= f.y + h);
   if (!frame) return null;

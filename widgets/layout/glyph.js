@@ -4,9 +4,15 @@ import { hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
 import { copies, cuts } from "../shared/mesh.js";
 
+/** @import { Leaf } from "../shared/mesh.js" */
+
 const [COLUMNS, ROWS] = [6, 4]; // pieces drawn at most
 
-/** 28 x 16 px. */
+/**
+ * 28 x 16 px.
+ *
+ * @param {Leaf} leaf
+ */
 export function glyph(leaf) {
   return s("svg", { width: 28, height: 16, "aria-hidden": "true" }, leaf.shape.length ? sheet(leaf) : dot());
 }

@@ -7,6 +7,15 @@ import { detail } from "./detail.js";
 import { searcher } from "./search.js";
 import { tree } from "./tree.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
+/**
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 export function view(data, mesh, selection) {
   const all = data.leaves.path.length;
   if (!all) return h("p", { class: "jsm-lead" }, "This step takes no arrays.");

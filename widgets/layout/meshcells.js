@@ -3,7 +3,16 @@
 import { s } from "../shared/dom.js";
 import { cellOf, deviceIn, offset } from "./meshplan.js";
 
-/** The upper left corner of a cell. */
+/** @import { Cell, MeshPlan } from "./meshplan.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
+/**
+ * The upper left corner of a cell.
+ *
+ * @param {MeshPlan} plan
+ * @param {number} row
+ * @param {number} column
+ */
 export const corner = ({ x, y, down, across, cw, ch, gap }, row, column) => [
   x + offset(across, column, cw, gap),
   y + offset(down, row, ch, gap),
@@ -25,13 +34,21 @@ function groups(plan) {
   return found;
 }
 
-/** The area of all cells. */
+/**
+ * The area of all cells.
+ *
+ * @param {MeshPlan} plan
+ */
 export const ground = (plan) =>
   groups(plan)
     .map((group) => box(...group))
     .join("");
 
-/** The lines around and between them. */
+/**
+ * The lines around and between them.
+ *
+ * @param {MeshPlan} plan
+ */
 export function gridLines(plan) {
   const { cw, ch } = plan;
   return groups(plan)
@@ -44,7 +61,12 @@ export function gridLines(plan) {
     .join("");
 }
 
-/** Lines between neighbours on different hosts. */
+/**
+ * Lines between neighbours on different hosts.
+ *
+ * @param {Mesh} mesh
+ * @param {MeshPlan} plan
+ */
 export function hostLines(mesh, plan) {
   const { cw, ch, rows, columns } = plan;
   const lines = mesh.devices.map((_, position) => {
@@ -58,10 +80,15 @@ export function hostLines(mesh, plan) {
   return lines.join("");
 }
 
-/** The area of some cells, `[row, column]`; neighbours in a row are one rectangle. */
+/**
+ * The area of some cells, `[row, column]`; neighbours in a row are one rectangle.
+ *
+ * @param {MeshPlan} plan
+ * @param {Cell[]} cells
+ */
 export function area(plan, cells) {
   const { across, cw, ch } = plan;
-  const inner = across.length > 1 ? across.at(-1).size : plan.columns;
+  const inner = (across.length > 1 && across.at(-1)?.size) || plan.columns;
   const runs = [];
   for (const [row, column] of cells.toSorted(([r, c], [s, d]) => r - s || c - d)) {
     const last = runs.at(-1);
@@ -72,7 +99,13 @@ export function area(plan, cells) {
   return runs.map(({ row, column, count }) => box(...corner(plan, row, column), count * cw, ch)).join("");
 }
 
-/** What lies under the numbers of cells so that a hatch does not cross them. */
+/**
+ * What lies under the numbers of cells so that a hatch does not cross them.
+ *
+ * @param {Mesh} mesh
+ * @param {MeshPlan} plan
+ * @param {Cell[]} cells
+ */
 export function plates(mesh, plan, cells) {
   const width = Math.min(digits(mesh) * 6 + 5, plan.cw - 4);
   return cells
@@ -83,7 +116,12 @@ export function plates(mesh, plan, cells) {
     .join("");
 }
 
-/** The device ids in their cells. */
+/**
+ * The device ids in their cells.
+ *
+ * @param {Mesh} mesh
+ * @param {MeshPlan} plan
+ */
 export function numbers(mesh, plan) {
   return mesh.devices.map((id, position) => {
     const [x, y] = corner(plan, ...cellOf(mesh, plan, position));
@@ -92,12 +130,22 @@ export function numbers(mesh, plan) {
   });
 }
 
-/** Numbers that only just fit are written smaller. */
+/**
+ * Numbers that only just fit are written smaller.
+ *
+ * @param {Mesh} mesh
+ * @param {MeshPlan} plan
+ */
 export const numberSize = (mesh, { cw }) => (digits(mesh) * 6.1 + 3 > cw ? "font-size:9px" : "");
 
 const digits = (mesh) => String(Math.max(...mesh.devices)).length;
 
-/** Ink stripes: the same slice lies there too. */
+/**
+ * Ink stripes: the same slice lies there too.
+ *
+ * @param {string} id
+ * @param {boolean} small
+ */
 export function hatching(id, small) {
   const [size, width] = small ? [2.5, 1.1] : [5, 2];
   const turned = { patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };

@@ -5,13 +5,21 @@ import { s } from "../shared/dom.js";
 import { along, LEVEL, named, offset } from "./meshplan.js";
 import { labelled } from "./plan.js";
 
+/** @import { MeshPlan } from "./meshplan.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const DIGIT = 6.2; // px of a digit of an index
 const LETTER = 6.6; // px of a letter of a name
 
-/** The labels of all axes of `plan`. */
+/**
+ * The labels of all axes of `plan`.
+ *
+ * @param {Mesh} mesh
+ * @param {MeshPlan} plan
+ */
 export function meshLabels(mesh, plan) {
   const { x, y, across, down, columns, rows, cw, ch, gap, gutters } = plan;
-  const index = gutters.at(-1);
+  const index = gutters[gutters.length - 1];
   const top = {
     digits: across,
     count: columns,

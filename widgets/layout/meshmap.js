@@ -9,8 +9,13 @@ import { area, corner, gridLines, ground, hatching, hostLines, numberSize, numbe
 import { meshLabels } from "./meshlabels.js";
 import { cellAt, cellOf, deviceIn, meshPlan, neighbour } from "./meshplan.js";
 
+/** @type {Record<string, [down: number, across: number]>} */
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const SMALL = 10; // px of cells whose hatch is finer
+
+/** @import { Leaf, Mesh } from "../shared/mesh.js" */
+/** @import { Position } from "../shared/payload_types.js" */
+/** @import { Selection } from "../shared/selection.js" */
 
 /**
  * The map in `node`: `draw` makes it anew, `show` marks the selection's device and those with the same slice,
@@ -18,8 +23,11 @@ const SMALL = 10; // px of cells whose hatch is finer
  * it.
  */
 export class MeshMap {
-  #plan = null;
+  /** @type {ReturnType<typeof meshPlan>} */
+  #plan;
+  /** @type {string | null} */
   #hatched = null; // the block, and its leaf, whose holders are hatched
+  /** @type {string | null} */
   #faded = null; // the part of the mesh beside which cells are faded
   #hatch = uniqueId("hatch");
   #same = s("path", { class: "jsm-map-same", fill: `url(#${this.#hatch})` });
@@ -28,6 +36,11 @@ export class MeshMap {
   #cell = s("rect", {});
   #number = s("text", { "text-anchor": "middle" });
 
+  /**
+   * @param {Mesh} mesh
+   * @param {Selection<any>} selection
+   * @param {string} describedBy id of the text that tells what is shown
+   */
   constructor(mesh, selection, describedBy) {
     this.mesh = mesh;
     this.selection = selection;
@@ -46,14 +59,18 @@ export class MeshMap {
     });
   }
 
-  /** Draw it at most this wide; returns its plan. */
+  /**
+   * Draw it at most this wide; returns its plan.
+   *
+   * @param {number} width
+   */
   draw(width) {
     const { mesh, node } = this;
     const plan = meshPlan(mesh, width);
     this.#plan = plan;
     this.#hatched = this.#faded = null;
-    node.setAttribute("width", plan.width);
-    node.setAttribute("height", plan.height);
+    node.setAttribute("width", String(plan.width));
+    node.setAttribute("height", String(plan.height));
     node.classList.toggle("jsm-detail-dense", !plan.numbers);
     this.#number.setAttribute("style", numberSize(mesh, plan));
     replace(
@@ -74,7 +91,11 @@ export class MeshMap {
     return plan;
   }
 
-  /** Mark the selection's device and those that hold the same slice of `leaf`. */
+  /**
+   * Mark the selection's device and those that hold the same slice of `leaf`.
+   *
+   * @param {Leaf} leaf
+   */
   show(leaf) {
     const position = this.selection.shown;
     this.#fade(leaf);
@@ -85,7 +106,11 @@ export class MeshMap {
     if (position !== null) this.#mark(position, lies(this.mesh, leaf, position));
   }
 
-  /** Fade the devices that hold nothing of `leaf`. */
+  /**
+   * Fade the devices that hold nothing of `leaf`.
+   *
+   * @param {Leaf} leaf
+   */
   #fade(leaf) {
     const { mesh } = this;
     const part = String(leaf.within);
@@ -95,7 +120,12 @@ export class MeshMap {
     this.#beside.setAttribute("d", area(this.#plan, beside));
   }
 
-  /** Hatch all that hold what `position` holds; its own cell, filled, hides its hatch. */
+  /**
+   * Hatch all that hold what `position` holds; its own cell, filled, hides its hatch.
+   *
+   * @param {Leaf} leaf
+   * @param {Position | null} position
+   */
   #hatchHolders(leaf, position) {
     const { mesh } = this;
     const plan = this.#plan;
@@ -103,12 +133,18 @@ export class MeshMap {
     const state = `${leaf.index} ${block}`;
     if (state === this.#hatched) return;
     this.#hatched = state;
-    const cells = block === null ? [] : holders(mesh, leaf, position).map((at) => cellOf(mesh, plan, at));
+    const cells =
+      position === null || block === null ? [] : holders(mesh, leaf, position).map((at) => cellOf(mesh, plan, at));
     this.#same.setAttribute("d", area(plan, cells));
     this.#blanks.setAttribute("d", plan.numbers ? plates(mesh, plan, cells) : "");
   }
 
-  /** The device at `position` filled, one that holds nothing as an outline. */
+  /**
+   * The device at `position` filled, one that holds nothing as an outline.
+   *
+   * @param {Position} position
+   * @param {boolean} holds
+   */
   #mark(position, holds) {
     this.#cell.setAttribute("class", holds ? "jsm-detail-shown" : "jsm-map-empty");
     this.#number.setAttribute("class", `jsm-mark jsm-mono ${holds ? "jsm-detail-on-shown" : "jsm-ink"}`);
@@ -116,10 +152,10 @@ export class MeshMap {
     const [x, y] = corner(this.#plan, ...cellOf(this.mesh, this.#plan, position));
     const grown = numbered ? 0 : 0.5; // in a map of small cells it stands out
     const box = { x: x - grown, y: y - grown, width: cw + 2 * grown, height: ch + 2 * grown };
-    for (const [name, value] of Object.entries(box)) this.#cell.setAttribute(name, value);
-    this.#number.setAttribute("x", x + cw / 2);
-    this.#number.setAttribute("y", y + ch / 2 + 3.5);
-    this.#number.textContent = numbered ? this.mesh.devices[position] : "";
+    for (const [name, value] of Object.entries(box)) this.#cell.setAttribute(name, String(value));
+    this.#number.setAttribute("x", String(x + cw / 2));
+    this.#number.setAttribute("y", String(y + ch / 2 + 3.5));
+    this.#number.textContent = numbered ? String(this.mesh.devices[position]) : "";
   }
 
   /** The position of the device under the pointer, null for none. */

@@ -6,6 +6,8 @@ import { count } from "../shared/format.js";
 /**
  * `{node, set(number, total, words), reserve(total, widest)}`; `turn(step)` is called with -1 or 1. What is
  * reserved keeps the height the same for all panels.
+ *
+ * @param {(step: number) => void} turn
  */
 export function pager(turn) {
   const said = h("span", {});

@@ -2,14 +2,19 @@
 // make panels, where they are cut and who holds a block.
 
 import { count } from "../shared/format.js";
-import { blockOf, copies, cuts, holders, sliceOf } from "../shared/mesh.js";
+import { blockOf, copies, cuts, holders, product, sliceOf } from "../shared/mesh.js";
 
-const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Leaf, Mesh } from "../shared/mesh.js" */
+
+/** @typedef {ReturnType<typeof arranged>} Arranged */
 
 /**
  * The dimension that runs across (`column`) and the one that runs down (`row`): the last two that are cut,
  * else the last ones; null where there is none. Further cut dimensions make `panels`, whole ones lie behind as
  * sheets.
+ *
+ * @param {Leaf} leaf
  */
 export function arranged(leaf) {
   const pieces = cuts(leaf);
@@ -26,16 +31,32 @@ export function arranged(leaf) {
   };
 }
 
-/** Where the pieces of a dimension start, and where the last one stops: the last may be smaller, or empty. */
+/**
+ * Where the pieces of a dimension start, and where the last one stops: the last may be smaller, or empty.
+ *
+ * @param {number} size
+ * @param {number} pieces
+ */
 export function offsets(size, pieces) {
   const step = Math.ceil(size / pieces);
   return Array.from({ length: pieces + 1 }, (_, i) => Math.min(i * step, size));
 }
 
-/** The same as shares of the dimension's length; a dimension of size 0 is drawn as if it had some. */
+/**
+ * The same as shares of the dimension's length; a dimension of size 0 is drawn as if it had some.
+ *
+ * @param {number} size
+ * @param {number} pieces
+ */
 export const edges = (size, pieces) => offsets(size || pieces, pieces).map((offset) => offset / (size || pieces));
 
-/** The piece that lies at `share` (0 to 1) of a dimension's length. */
+/**
+ * The piece that lies at `share` (0 to 1) of a dimension's length.
+ *
+ * @param {number} share
+ * @param {number} size
+ * @param {number} pieces
+ */
 export function pieceAt(share, size, pieces) {
   const step = Math.ceil((size || pieces) / pieces);
   const last = Math.ceil((size || pieces) / step) - 1;
@@ -45,6 +66,9 @@ export function pieceAt(share, size, pieces) {
 /**
  * The cuts of a dimension of a leaf over `axes`, by the axis that makes them: `[{axis, pieces, at}]`, outermost first. Cut `i` lies
  * before piece `i`; `pieces` is the number of parts that this axis and those outside it make.
+ *
+ * @param {Pick<Leaf, "sizes">} leaf
+ * @param {number[]} axes
  */
 export function cutLines({ sizes }, axes) {
   const total = product(axes.map((axis) => sizes[axis]));
@@ -62,6 +86,10 @@ export function cutLines({ sizes }, axes) {
 /**
  * Which of `count` marks in a row get a label when there is `room` for all of them together and each label
  * takes `each`: every one, or every second, third, ... that divides the row evenly. Both ends always do.
+ *
+ * @param {number} count
+ * @param {number} room
+ * @param {number} each
  */
 export function labelled(count, room, each) {
   let step = 1;
@@ -69,14 +97,30 @@ export function labelled(count, room, each) {
   return Array.from({ length: count / step + 1 }, (_, i) => i * step);
 }
 
-/** How many panels the cut dimensions that are neither row nor column make. */
+/**
+ * How many panels the cut dimensions that are neither row nor column make.
+ *
+ * @param {Pick<Arranged, "pieces" | "panels">} plan
+ */
 export const panelCount = ({ pieces, panels }) => product(panels.map((dim) => pieces[dim]));
 
-/** The number of the panel that `block` (one index per dimension) lies in. */
+/**
+ * The number of the panel that `block` (one index per dimension) lies in.
+ *
+ * @param {Pick<Arranged, "pieces" | "panels">} plan
+ * @param {number[]} block
+ */
 export const panelOf = ({ pieces, panels }, block) =>
   panels.reduce((number, dim) => number * pieces[dim] + block[dim], 0);
 
-/** The block at this place of a panel. */
+/**
+ * The block at this place of a panel.
+ *
+ * @param {Arranged} plan
+ * @param {number} panel
+ * @param {number} down
+ * @param {number} across
+ */
 export function blockAt({ pieces, panels, row, column }, panel, down, across) {
   const block = pieces.map(() => 0);
   for (const dim of panels.toReversed()) {
@@ -91,6 +135,12 @@ export function blockAt({ pieces, panels, row, column }, panel, down, across) {
 /**
  * The block that lies `[down, across]` of `block` as it would be in `panel`, or as many `pages` further; past
  * the right or left edge lies the next panel. `block` itself where there is none.
+ *
+ * @param {Arranged} plan
+ * @param {number[]} block
+ * @param {number} panel
+ * @param {number[]} by
+ * @param {number} pages
  */
 export function moved(plan, block, panel, [down, across], pages) {
   const { pieces, row, column } = plan;
@@ -105,6 +155,10 @@ export function moved(plan, block, panel, [down, across], pages) {
 /**
  * A device that holds `block`: the one that is placed as `like` along all axes that do not cut the array, as near to it
  * as the array lies.
+ *
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {number[]} block
  */
 export function holderOf(mesh, leaf, block, like = 0) {
   const { starts, sizes } = leaf;
@@ -120,11 +174,24 @@ export function holderOf(mesh, leaf, block, like = 0) {
   return mesh.position(coords);
 }
 
-/** Whether the device at `position` holds `block`. */
+/**
+ * Whether the device at `position` holds `block`.
+ *
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {Sent.Position | null} position
+ * @param {number[]} block
+ */
 export const holds = (mesh, leaf, position, block) =>
   position !== null && (blockOf(mesh, leaf, position)?.every((at, dim) => at === block[dim]) ?? false);
 
-/** The bytes that the device at `position` holds: not the same for all where a dimension does not divide. */
+/**
+ * The bytes that the device at `position` holds: not the same for all where a dimension does not divide.
+ *
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {Sent.Position} position
+ */
 export function heldAt(mesh, leaf, position) {
   const pieces = cuts(leaf);
   if (leaf.shape.every((size, dim) => size % pieces[dim] === 0)) return leaf.held;
@@ -140,17 +207,33 @@ const LINE = 13;
 const MOST_LISTED = 32;
 const TIMES = "×";
 
-/** The ids of the devices that hold `block` as texts; where they are too many to list, `×64` alone. */
+/**
+ * The ids of the devices that hold `block` as texts; where they are too many to list, `×64` alone.
+ *
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {number[]} block
+ */
 export function holderTexts(mesh, leaf, block) {
   const n = copies(leaf);
   if (n > MOST_LISTED) return [TIMES + count(n)];
   return holders(mesh, leaf, holderOf(mesh, leaf, block)).map((position) => String(mesh.devices[position]));
 }
 
-/** Whether a text tells how many devices there are, not which. */
+/**
+ * Whether a text tells how many devices there are, not which.
+ *
+ * @param {string} text
+ */
 export const isCount = (text) => text.startsWith(TIMES);
 
-/** The texts of a block's holders in lines that fit `width` by `height`, else how many, else null. */
+/**
+ * The texts of a block's holders in lines that fit `width` by `height`, else how many, else null.
+ *
+ * @param {string[]} texts
+ * @param {number} width
+ * @param {number} height
+ */
 export function listed(texts, width, height) {
   if (Math.min(width, height) < LEAST_NUMBER) return null;
   const each = (Math.max(...texts.map((text) => text.length)) + 1) * CHAR;

@@ -6,9 +6,16 @@ import { copies, holders, lies, places, sliceOf, sliceText } from "../shared/mes
 import { axis, placed } from "../shared/text.js";
 import { heldAt } from "./plan.js";
 
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const MOST_NAMED = 6;
 
-/** `{node, draw(leaf), show(leaf, position)}`; the text is read aloud when it changes. */
+/**
+ * `{node, draw(leaf), show(leaf, position)}`; the text is read aloud when it changes.
+ *
+ * @param {Mesh} mesh
+ * @param {string} id
+ */
 export function readout(mesh, id) {
   const space = h("div", { class: "jsm-detail-space", "aria-hidden": "true" });
   const said = h("div", { id, "aria-live": "polite" });

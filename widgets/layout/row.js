@@ -9,9 +9,16 @@ import { pathNodes } from "./path.js";
 import { lost } from "./rows.js";
 import { marked } from "./search.js";
 
+/** @import { LeafList, Row } from "./rows.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const BAR = 34; // px of the largest
 
-/** What stands in the header of a role. */
+/**
+ * What stands in the header of a role.
+ *
+ * @param {Row} row
+ */
 export const roleNodes = (row) => [
   twist(row),
   h("span", {}, h("b", {}, row.role), " ", h("span", { class: "jsm-small jsm-quiet" }, counts(row))),
@@ -23,6 +30,9 @@ const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
 /**
  * Elements for rows. `make()` gives `{element, fill(row, {id, top, largest, words})}`; `fill` makes it that row. A
  * glyph is drawn once for all leaves that are cut alike, a type once for all of that type.
+ *
+ * @param {LeafList} data
+ * @param {Mesh} mesh
  */
 export function rowMaker(data, mesh) {
   const failed = new Set(data.failed);

@@ -5,6 +5,14 @@ import { fullest } from "../shared/mesh.js";
 export const HEIGHT = { role: 26, leaf: 22, told: 40 }; // px; "told" has a second line
 const ROLES = ["params", "optimizer", "batch", "rng", "other"];
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
+/**
+ * What of a report the list of its leaves reads.
+ *
+ * @typedef {import("../shared/mesh.js").LeafData & Pick<Sent.Report, "failed" | "noise" | "rows">} LeafList
+ */
+
 /**
  * A row. `key` is the same from one list to the next; `leaves` are the leaves that it stands for and `held` what one
  * device holds of them, the one that holds most where they are `uneven`, on parts of the mesh; `open` is null where there is nothing to open; `shared` counts the parts of the path that the
@@ -18,15 +26,18 @@ const ROLES = ["params", "optimizer", "batch", "rng", "other"];
  * The rows in order. `shut` holds keys of roles that are closed, `opened` those of families that are open; `found` is
  * the set of leaves to show, null for all. By size, the largest of a role come first.
  *
+ * @param {LeafList} data
+ * @param {{ bySize: boolean, shut: Set<string>, opened: Set<string>, found: Set<number> | null }} which
  * @returns {Row[]}
  */
 export function listed(data, { bySize, shut, opened, found }) {
+  /** @type {Map<string, Row[]>} */
   const groups = new Map(ROLES.map((role) => [role, []]));
   data.rows.forEach(([role, path, leaves], at) => {
     const shown = found === null ? leaves : leaves.filter((leaf) => found.has(leaf));
     const whole = shown.length === leaves.length;
-    if (!groups.has(role)) groups.set(role, []);
-    const kept = groups.get(role);
+    const kept = groups.get(role) ?? [];
+    groups.set(role, kept);
     if (whole && leaves.length > 1) kept.push(family(data, role, path, leaves, at, opened));
     else kept.push(...shown.map((leaf) => single(data, role, leaf, 2)));
   });
@@ -39,20 +50,30 @@ export function listed(data, { bySize, shut, opened, found }) {
   });
 }
 
-/** The leaf to show while none is chosen: of the row that loses most by not being cut, else of the largest. */
+/**
+ * The leaf to show while none is chosen: of the row that loses most by not being cut, else of the largest.
+ *
+ * @param {LeafList} data
+ */
 export function defaultLeaf(data) {
-  const best = (weight) => {
-    const first = data.rows.reduce((most, row) => (most === null || weight(row) > weight(most) ? row : most), null);
-    return first === null ? null : first[2][0];
+  const best = (/** @type {(row: Sent.Row) => number} */ weight) => {
+    const [first, ...others] = data.rows;
+    return first ? others.reduce((most, row) => (weight(row) > weight(most) ? row : most), first)[2][0] : null;
   };
   if (Object.keys(data.short).length)
     return best(([, , leaves]) => sum(leaves, (leaf) => data.short[leaf]?.total ?? -1));
   return best(([role, , leaves]) => fullest(data, leaves) + (role === "params" ? 0.5 : 0));
 }
 
-/** Bytes that each device keeps more of the row because it is not cut as wanted. */
+/**
+ * Bytes that each device keeps more of the row because it is not cut as wanted.
+ *
+ * @param {LeafList} data
+ * @param {Row} row
+ */
 export const lost = (data, row) => sum(row.leaves, (leaf) => data.short[leaf]?.lost ?? 0);
 
+/** @type {(leaves: number[], of: (leaf: number) => number) => number} */
 const sum = (leaves, of) => leaves.reduce((all, leaf) => all + of(leaf), 0);
 
 function header(data, role, rows, open) {
@@ -88,6 +109,12 @@ const single = (data, role, leaf, level) =>
     told: level === 2 && role === "params" && leaf in data.short,
   });
 
+/**
+ * A row with what most rows have alike.
+ *
+ * @param {Pick<Row, "kind" | "key" | "role" | "path" | "leaves" | "held" | "level" | "open"> & Partial<Row>} fields
+ * @returns {Row}
+ */
 const row = ({ told = false, ...fields }) => ({
   told,
   uneven: false,

@@ -4,10 +4,16 @@ import { s } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
 import { copies } from "../shared/mesh.js";
 
+/** @import { Leaf } from "../shared/mesh.js" */
+
 const SIDE = 34;
 const AT = { x: 16.5, y: 36.5 };
 
-/** `{height, box, parts, mark(on)}`: its elements, and those that show whether a device is chosen. */
+/**
+ * `{height, box, parts, mark(on)}`: its elements, and those that show whether a device is chosen.
+ *
+ * @param {Leaf} leaf
+ */
 export function scalar(leaf) {
   const count = copies(leaf);
   const behind = Array.from({ length: Math.min(3, count - 1) }, (_, i) => 4 * (i + 1)).reverse();
@@ -32,5 +38,10 @@ export function scalar(leaf) {
   };
 }
 
-/** Whether a point lies on it. */
+/**
+ * Whether a point lies on it.
+ *
+ * @param {number} x
+ * @param {number} y
+ */
 export const onScalar = (x, y) => x >= AT.x && x <= AT.x + SIDE + 12 && y >= AT.y - 12 && y <= AT.y + SIDE;

@@ -8,11 +8,22 @@ import { defaultLeaf, HEIGHT, listed } from "./rows.js";
 import { wordsOf } from "./search.js";
 import { viewport } from "./viewport.js";
 
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+/** @import { LeafList, Row } from "./rows.js" */
+/** @import { searcher } from "./search.js" */
+
 /**
  * The tree, and `show({query, bySize})` to change what it lists. `cleared()` is called when a leaf that was chosen
  * elsewhere is hidden by the query; `listing(found)` with the set of leaves listed, null for all.
+ *
+ * @param {LeafList} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ * @param {{ find: ReturnType<typeof searcher>, cleared: () => void, listing: (found: Set<number> | null) => void }} query
  */
 export function tree(data, mesh, selection, { find, cleared, listing }) {
+  /** @type {{ bySize: boolean, found: Set<number> | null, opened: Set<string> }} */
   const state = { bySize: false, found: null, opened: new Set() };
   const shut = { all: new Set(), found: new Set() }; // a new query opens what it found
   const preset = defaultLeaf(data);
@@ -36,10 +47,14 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     top,
     space,
   );
+  /** @type {string[]} */
   let words = [];
+  /** @type {Row[]} */
   let rows = [];
   let largest = 1;
+  /** @type {string | null} */
   let active = null; // the key of the row that the keyboard is on
+  /** @type {Row | null} */
   let onTop = null; // the header above the first row in view
   let own = false; // the change of leaf comes from here
   let hidden = true;
@@ -152,6 +167,7 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     told();
   }
 
+  /** @param {{ query?: string, bySize?: boolean }} change */
   function show({ query, bySize = state.bySize }) {
     if (query !== undefined) {
       words = wordsOf(query);

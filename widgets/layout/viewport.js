@@ -2,32 +2,54 @@
 
 const BEYOND = 8; // rows kept above and below those in view
 
+/** @import { Row } from "./rows.js" */
+
 /**
  * Rows of known heights in `space`, scrolled by `box`. `make()` gives a slot, an object with an `element`;
  * `fill(slot, row, top)` makes it a row that begins `top` px down.
+ *
+ * @template {{ element: HTMLElement }} Slot
+ * @param {HTMLElement} box
+ * @param {HTMLElement} space
+ * @param {() => Slot} make
+ * @param {(slot: Slot, row: Row, top: number) => void} fill
  */
 export function viewport(box, space, make, fill) {
+  /** @type {Map<string, Slot>} */
   const shown = new Map(); // slots by the keys of their rows
+  /** @type {Slot[]} */
   const spare = [];
+  /** @type {Row[]} */
   let rows = [];
+  /** @type {Map<string | null, number>} */
   let places = new Map();
   let starts = [0]; // px at which each row begins, and the end of the last
+  let height = 0; // px of all rows
+  /** @type {number[]} */
   let headers = [];
 
+  /** @param {Row[]} all */
   function list(all) {
     rows = all;
     places = new Map(rows.map((row, i) => [row.key, i]));
     starts = [0];
-    for (const row of rows) starts.push(starts.at(-1) + row.height);
+    height = 0;
+    for (const row of rows) {
+      height += row.height;
+      starts.push(height);
+    }
     headers = rows.flatMap((row, i) => (row.kind === "role" ? [i] : []));
     for (const rowKey of [...shown.keys()]) put(rowKey);
-    space.style.height = `${starts.at(-1)}px`;
-    box.style.setProperty("--jsm-tree-height", `${starts.at(-1) + 1}px`);
+    space.style.height = `${height}px`;
+    box.style.setProperty("--jsm-tree-height", `${height + 1}px`);
   }
 
   /**
    * Draw the rows in view, and the one of `kept`, which stays in the page wherever it is; returns the header of the
    * first row in view, null where that header is in view itself.
+   *
+   * @param {string | null} kept
+   * @returns {Row | null}
    */
   function draw(kept) {
     const { scrollTop, clientHeight } = box; // read before anything changes: reading lays the page out
@@ -49,13 +71,15 @@ export function viewport(box, space, make, fill) {
     return above === undefined || starts[above] === scrollTop ? null : rows[above];
   }
 
+  /** @param {string} rowKey */
   function put(rowKey) {
-    const slot = shown.get(rowKey);
+    const slot = /** @type {Slot} */ (shown.get(rowKey));
     slot.element.remove();
     shown.delete(rowKey);
     spare.push(slot);
   }
 
+  /** @param {number} i */
   function take(i) {
     const slot = spare.pop() ?? make();
     shown.set(rows[i].key, slot);
@@ -63,7 +87,11 @@ export function viewport(box, space, make, fill) {
     return slot;
   }
 
-  /** Scroll until the row is below the header that stays on top, and above the lower edge. */
+  /**
+   * Scroll until the row is below the header that stays on top, and above the lower edge.
+   *
+   * @param {string | null} rowKey
+   */
   function reveal(rowKey) {
     const at = place(rowKey);
     if (at < 0 || !box.clientHeight) return;
@@ -72,18 +100,30 @@ export function viewport(box, space, make, fill) {
     else if (starts[at + 1] > box.scrollTop + box.clientHeight) box.scrollTop = starts[at + 1] - box.clientHeight;
   }
 
-  const place = (rowKey) => places.get(rowKey) ?? -1;
+  const place = (/** @type {string | null} */ rowKey) => places.get(rowKey) ?? -1;
 
-  /** Call `each(slot, row)` for the rows in the page. */
+  /**
+   * Call `each(slot, row)` for the rows in the page.
+   *
+   * @param {(slot: Slot, row: Row) => void} call
+   */
   const each = (call) => shown.forEach((slot, rowKey) => call(slot, rows[place(rowKey)]));
 
-  /** The row whose element has `node` in it. */
+  /**
+   * The row whose element has `node` in it.
+   *
+   * @param {Node} node
+   */
   function rowOf(node) {
     for (const [rowKey, slot] of shown) if (slot.element.contains(node)) return rows[place(rowKey)];
     return null;
   }
 
-  /** The last row that begins at or before `y`. */
+  /**
+   * The last row that begins at or before `y`.
+   *
+   * @param {number} y
+   */
   function before(y) {
     let [low, high] = [0, Math.max(0, rows.length - 1)];
     while (low < high) {

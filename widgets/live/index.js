@@ -8,10 +8,17 @@ import { drawn } from "../shared/page.js";
 import { unpacked } from "../shared/payload.js";
 import style from "./live.css";
 
+/** @import { Context } from "../shared/page.js" */
+/** @import { CurveTail, TrainingUpdate } from "../shared/payload_types.js" */
+
 const [CHARTS, OF_LOOP] = [6, 3]; // that are drawn, and how many of them at most are of the loop
 const DRAWN = ["step_s", "tokens_per_s", "examples_per_s", "mfu", "flops_per_s", "memory", "busy"];
 
-/** Draw the training of `model` in `el`; returns what takes it away again. */
+/**
+ * Draw the training of `model` in `el`; returns what takes it away again.
+ *
+ * @param {Context} context
+ */
 export const render = (context) =>
   drawn(context, "training", [style, curve], (root, data, ends) => {
     const { model } = context;
@@ -29,6 +36,14 @@ export const render = (context) =>
   });
 
 class Training {
+  /** @type {number | null} */
+  frame = null;
+  /** @type {Map<string, CurveTail>} */
+  curves = new Map();
+  /** @type {TrainingUpdate} */
+  said;
+
+  /** @param {TrainingUpdate} data */
   constructor(data) {
     this.line = h("p", { class: "jsm-lead" });
     this.bar = h("div", {
@@ -41,19 +56,21 @@ class Training {
     this.facts = h("dl", { class: "jsm-live-facts" });
     this.charts = h("div", { class: "jsm-curves" });
     this.element = h("div", { class: "jsm-live" }, this.line, this.bar, this.facts, this.charts);
-    this.frame = null;
     this.take(data, true);
   }
 
-  /** Take what is new, or with `whole` all there is. */
+  /**
+   * Take what is new, or with `whole` all there is.
+   *
+   * @param {TrainingUpdate} update
+   */
   take(update, whole = false) {
-    if (!whole && update.number !== this.number + 1) return;
+    if (!whole && update.number !== this.said.number + 1) return;
     if (whole) this.curves = new Map();
-    this.number = update.number;
     this.said = update;
-    for (const { start, buckets, ...about } of update.curves) {
-      const before = this.curves.get(about.name)?.buckets ?? [];
-      this.curves.set(about.name, { ...about, buckets: [...before.slice(0, start), ...buckets] });
+    for (const tail of update.curves) {
+      const before = this.curves.get(tail.name)?.buckets ?? [];
+      this.curves.set(tail.name, { ...tail, start: 0, buckets: [...before.slice(0, tail.start), ...tail.buckets] });
     }
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
@@ -65,7 +82,7 @@ class Training {
     const { line, share } = this.said;
     replace(this.line, h("b", {}, line));
     this.bar.hidden = share === null;
-    this.bar.style.setProperty("--done", share ?? 0);
+    this.bar.style.setProperty("--done", String(share ?? 0));
     this.bar.setAttribute("aria-valuenow", (100 * (share ?? 0)).toFixed(1));
     const all = [...this.curves.values()];
     const loop = all.filter(({ unit }) => unit !== null);

@@ -8,9 +8,12 @@ import { counted } from "../shared/format.js";
 import { more } from "../shared/more.js";
 import { spans } from "../shared/text.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const ROWS = 12; // of a table, listed at first
 const WORDS = new Set(["phase", "collective", "over"]); // columns that are no figures
 
+/** @param {Sent.Report & { measured: Sent.Measured }} data */
 export function view({ measured }) {
   const lanes = new Lanes(measured.lanes, new Events(measured.lanes));
   const element = h(

@@ -6,19 +6,32 @@ import { fullestOf, spoken, standingOut } from "./devices.js";
 import { frame, hatches, heightOf, ROW, roomOf, row, TOP } from "./drawing.js";
 import { Tip } from "./tip.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Bar } from "./devices.js" */
+/** @import { Scale } from "./scale.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 /** The bars in `bars.element`: `draw(plan)` makes them anew, `mark()` follows the selection. */
 export class Bars {
   #memory;
   #selection;
   #bars;
   #rows;
-  #frame = null;
+  /** @type {SVGElement | undefined} */
+  #frame;
   #hatch = hatches();
   #tip;
   #active = null; // the row that the Tab key reaches, null until the keyboard has been there
   #focused = null; // the row that the keyboard is on
 
-  /** @param {import("./devices.js").Bar[]} bars */
+  /**
+   * @param {Sent.Memory} memory
+   * @param {Mesh} mesh
+   * @param {Selection} selection
+   * @param {Bar[]} bars
+   * @param {import("./devices.js").Bar[]} bars
+   */
   constructor(memory, mesh, selection, bars) {
     [this.#memory, this.#selection, this.#bars] = [memory, selection, bars];
     this.#tip = new Tip(memory, mesh);
@@ -46,6 +59,7 @@ export class Bars {
     });
   }
 
+  /** @param {Scale} plan */
   draw(plan) {
     const at = fullestOf(this.#memory, this.#bars);
     const strong = standingOut(this.#memory, this.#bars);
@@ -55,8 +69,9 @@ export class Bars {
       replace(this.#rows[i], row(this.#memory, bar, plan, told, this.#hatch));
     });
     this.#frame?.remove();
-    this.#frame = frame(this.#memory, this.#bars, plan, room, this.#hatch);
-    this.element.prepend(this.#frame);
+    const behind = frame(this.#memory, this.#bars, plan, room, this.#hatch);
+    this.element.prepend(behind);
+    this.#frame = behind;
     this.#tip.hide();
   }
 

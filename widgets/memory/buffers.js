@@ -4,13 +4,21 @@ import { h, s } from "../shared/dom.js";
 import { count, UNKNOWN } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const BAR = [72, 9]; // px
 
 const head = (text, title, cls) => h("th", { scope: "col", title, class: cls ?? null }, text);
 
-/** A heading, and a row for each buffer of `memory.buffers`; `opens(buffer)` is what shows its line, null for none. */
+/**
+ * A heading, and a row for each buffer of `memory.buffers`; `opens(buffer)` is what shows its line, null for none.
+ *
+ * @param {Sent.Memory} memory
+ * @param {(line: Sent.LineFacts) => (() => void) | null} opens
+ */
 export function buffers(memory, opens) {
-  const most = Math.max(...memory.buffers.map((buffer) => buffer.bytes), 1);
+  const largest = memory.buffers ?? [];
+  const most = Math.max(...largest.map((buffer) => buffer.bytes), 1);
   const top = h(
     "tr",
     {},
@@ -21,7 +29,7 @@ export function buffers(memory, opens) {
     head("line", "Line of your code that it comes from", "jsm-num"),
     head("source", "", "jsm-source"),
   );
-  const rows = memory.buffers.map((buffer) => row(buffer, most, opens(buffer)));
+  const rows = largest.map((buffer) => row(buffer, most, opens(buffer)));
   const named = { class: "jsm-table jsm-buffers", "aria-label": "Largest live buffers at the peak" };
   return h(
     "div",

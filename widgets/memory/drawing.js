@@ -5,6 +5,12 @@ import { bytes, count } from "../shared/format.js";
 import { endOf, excessOf, isMeasured, measuredOf, reachOf, rolesOf } from "./devices.js";
 import { ticks } from "./scale.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Bar } from "./devices.js" */
+/** @import { Scale } from "./scale.js" */
+
+/** @typedef {ReturnType<typeof hatches>} Hatch */
+
 export const [ROW, TOP] = [19, 18]; // px of a row, and above the first
 const [BAR, Y, BASE, BOTTOM] = [13, 3, 13, 22]; // a bar's height and place in its row, its text's baseline; below
 const SEEN = 0.3; // px from which a role is drawn, and how wide at least
@@ -19,7 +25,7 @@ const ARROW = 8; // px of arrow at least on either side of the headroom
 /** The patterns, one set for all bars of a view: `url` of each by its name, `fill` with an edge too, their `defs`. */
 export function hatches() {
   const made = { other: uniqueId("other"), batch: uniqueId("batch"), error: uniqueId("error") };
-  const url = (name) => `url(#${made[name]})`;
+  const url = (/** @type {keyof typeof made} */ name) => `url(#${made[name]})`;
   const pattern = (id, size, turn, ground, ink, width) =>
     s(
       "pattern",
@@ -29,7 +35,7 @@ export function hatches() {
     );
   return {
     url,
-    fill: (name) => ({ fill: url(name), stroke: `var(--jsm-${name})` }),
+    fill: (/** @type {keyof typeof made} */ name) => ({ fill: url(name), stroke: `var(--jsm-${name})` }),
     defs: s(
       "defs",
       {},
@@ -40,7 +46,15 @@ export function hatches() {
   };
 }
 
-/** What stands behind the rows: ticks, the limit, the heads of the columns. `room` is the headroom's label. */
+/**
+ * What stands behind the rows: ticks, the limit, the heads of the columns. `room` is the headroom's label.
+ *
+ * @param {Sent.Memory} memory
+ * @param {Bar[]} bars
+ * @param {Scale} plan
+ * @param {ReturnType<typeof roomOf>} room
+ * @param {Hatch} hatch
+ */
 export function frame(memory, bars, plan, room, hatch) {
   const bottom = TOP + bars.length * ROW;
   const { width, x, end, ends } = plan;
@@ -52,14 +66,23 @@ export function frame(memory, bars, plan, room, hatch) {
     s("text", { x: 0, y: 8, class: "jsm-mark" }, "device"),
     s("text", { x: ends[0], y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
     isMeasured(memory) ? measuredHead(ends) : null,
-    onScale(memory, plan) ? limit(memory, bars, plan, bottom) : null,
+    onScale(memory, plan) === null ? null : limit(memory, bars, plan, bottom),
   );
 }
 
-/** Whether the limit lies on the scale of the bars. */
-const onScale = (memory, { end }) => memory.limit !== null && memory.limit <= end;
+/**
+ * The limit where it lies on the scale of the bars, else null.
+ *
+ * @param {Sent.Memory} memory
+ * @param {Scale} plan
+ */
+const onScale = ({ limit: most }, { end }) => (most !== null && most <= end ? most : null);
 
-/** The head of the column of measured peaks, with their tick, between where that column and the one before end. */
+/**
+ * The head of the column of measured peaks, with their tick, between where that column and the one before end.
+ *
+ * @param {number[]} ends
+ */
 const measuredHead = ([before, end]) => [
   s("path", { d: `M${before + SEAM} 0V10`, class: "jsm-bar-measured" }),
   s("text", { x: end, y: 8, class: "jsm-mark", "text-anchor": "end" }, "measured"),
@@ -95,10 +118,16 @@ function limit(memory, bars, { x, x0, x1 }, bottom) {
 /**
  * One row: label, bar, what is too much or left, the peak. `room` is where the headroom is told, null elsewhere;
  * `strong` is whether the peak stands out.
+ *
+ * @param {Sent.Memory} memory
+ * @param {Bar} bar
+ * @param {Scale} plan
+ * @param {{ room: ReturnType<typeof roomOf>, strong: boolean }} told
+ * @param {Hatch} hatch
  */
 export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch) {
   const { label, stage, top } = bar;
-  const peak = memory.devices.peak[top];
+  const [peak, excess] = [memory.devices.peak[top], excessOf(memory, top) ?? 0];
   const end = x(reachOf(memory, top));
   const after = x(endOf(memory, bar));
   const measured = measuredOf(memory, bar);
@@ -114,7 +143,7 @@ export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch
       stage ? stageText(stage) : null,
     ),
     segments(memory, top, x, hatch),
-    excessOf(memory, top) > 0 ? tooMuch(x(memory.limit), x(peak), hatch) : null,
+    excess > 0 && peak !== null ? tooMuch(x(peak - excess), x(peak), hatch) : null,
     peak === null ? openEnd(end) : null,
     times
       ? s("text", { x: (peak === null ? Math.max(after, end + OPEN) : after) + 8, y: BASE, class: "jsm-mark" }, times)
@@ -164,16 +193,24 @@ const tooMuch = (from, to, hatch) =>
 const openEnd = (x) =>
   s("path", { d: `M${x + OPEN} ${Y + 0.5}H${x + 1.5}V${Y + BAR - 0.5}H${x + OPEN}`, class: "jsm-bar-open" });
 
-/** Where the headroom of the bar at `at` is told, null where it is not known or has no room. */
+/**
+ * Where the headroom of the bar at `at` is told, null where it is not known or has no room.
+ *
+ * @param {Sent.Memory} memory
+ * @param {Bar[]} bars
+ * @param {number} at
+ * @param {Scale} plan
+ */
 export function roomOf(memory, bars, at, plan) {
-  if (!onScale(memory, plan)) return null;
+  const most = onScale(memory, plan);
+  if (most === null) return null;
   const { x } = plan;
   const excess = excessOf(memory, bars[at].top);
   if (excess === null || excess >= 0) return null;
   const text = `${bytes(-excess)} headroom`;
   const times = timesText(bars[at]);
   const start = x(endOf(memory, bars[at])) + 8 + (times ? NARROW * times.length + 6 : 0);
-  const stop = x(memory.limit) - 3;
+  const stop = x(most) - 3;
   const [middle, half] = [(start + stop) / 2, (NARROW * text.length) / 2 + 4];
   if (stop - start < 2 * (half + ARROW)) return null;
   return { row: at, start, stop, from: middle - half, to: middle + half, middle, text };
@@ -188,5 +225,9 @@ function headroom({ start, stop, from, to, middle, text }) {
   ];
 }
 
-/** What a frame of so many bars takes. */
+/**
+ * What a frame of so many bars takes.
+ *
+ * @param {Bar[]} bars
+ */
 export const heightOf = (bars) => TOP + bars.length * ROW + BOTTOM;

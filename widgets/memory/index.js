@@ -13,8 +13,17 @@ import { scale } from "./scale.js";
 import { Strip } from "./strip.js";
 import { Whole } from "./whole.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const DESIGNED = 900; // px that the legend goes by until the width is known
 
+/**
+ * @param {Sent.Report & { memory: Sent.Memory }} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 export function view({ memory, communication }, mesh, selection) {
   const shown = barsOf(memory, mesh);
   const whole = memory.scale_note === null ? null : new Whole(memory);
@@ -24,7 +33,7 @@ export function view({ memory, communication }, mesh, selection) {
   const legend = new Legend(memory, mesh);
   const bars = new Bars(memory, mesh, selection, shown);
   const strip = many ? new Strip(memory, mesh, selection) : null;
-  const live = memory.live ? new Live(memory) : null;
+  const live = memory.live ? new Live(memory.live) : null;
   const left = unshown(memory, shown);
   const element = h(
     "div",

@@ -4,6 +4,10 @@ import { h, replace } from "../shared/dom.js";
 import { bytes } from "../shared/format.js";
 import { isMeasured, rolesOf } from "./devices.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Scale } from "./scale.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const TOLD = {
   params: "Parameters of the model",
   optimizer: "State of the optimizer",
@@ -23,6 +27,10 @@ export class Legend {
   #mesh;
   #others; // the most that any other device holds of each role
 
+  /**
+   * @param {Sent.Memory} memory
+   * @param {Mesh} mesh
+   */
   constructor(memory, mesh) {
     [this.#memory, this.#mesh] = [memory, mesh];
     const [{ top }] = memory.groups;
@@ -31,6 +39,7 @@ export class Legend {
     this.element = h("ul", { class: "jsm-legend" });
   }
 
+  /** @param {Scale} plan */
   draw({ x }) {
     const { devices, groups } = this.#memory;
     const [{ top }] = groups;

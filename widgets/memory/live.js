@@ -2,6 +2,9 @@
 
 import { h, s } from "../shared/dom.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Scale } from "./scale.js" */
+
 const [HEIGHT, TOP, BELOW] = [64, 16, 20]; // px of the curve, of the label above it, of the phases below
 const LETTER = 5.6; // px of a letter of the marks' size
 const CLEAR = 8; // px between the peak's line and its label
@@ -14,7 +17,8 @@ export class Live {
   #live;
   #plot = h("div", {});
 
-  constructor({ live }) {
+  /** @param {Sent.LiveMemory} live */
+  constructor(live) {
     this.#live = live;
     this.element = h(
       "div",
@@ -25,6 +29,7 @@ export class Live {
     );
   }
 
+  /** @param {Pick<Scale, "width">} plan */
   draw({ width }) {
     this.#plot.replaceChildren(drawn(this.#live, width));
   }

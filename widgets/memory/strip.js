@@ -4,6 +4,11 @@ import { h, replace, s, uniqueId } from "../shared/dom.js";
 import { bytes, count } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Scale } from "./scale.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const [HEIGHT, TOP, BOTTOM] = [64, 8, 4]; // px
 const LABEL = 64; // px at the left of the line
 const LEAP = 16; // steps of Page Up and Page Down from end to end
@@ -21,10 +26,17 @@ export class Strip {
   #said = h("p", { class: "jsm-mark-text jsm-quiet" });
   #plot;
 
+  /**
+   * @param {Sent.Memory} memory
+   * @param {Mesh} mesh
+   * @param {Selection} selection
+   */
   constructor(memory, mesh, selection) {
     [this.#memory, this.#mesh, this.#selection] = [memory, mesh, selection];
     const { peak } = memory.devices;
-    this.#order = peak.flatMap((size, i) => (size === null ? [] : [i])).sort((a, b) => peak[b] - peak[a] || a - b);
+    this.#order = peak
+      .flatMap((size, i) => (size === null ? [] : [i]))
+      .sort((a, b) => (peak[b] ?? 0) - (peak[a] ?? 0) || a - b);
     this.#place = new Map(this.#order.map((position, i) => [position, i]));
     this.#plot = h("div", {
       class: "jsm-mem-strip-plot",
@@ -43,6 +55,7 @@ export class Strip {
     this.element = h("div", { class: "jsm-mem-strip" }, this.#plot, this.#said);
   }
 
+  /** @param {Scale} plan */
   draw({ width, x0, x1 }) {
     const { devices, limit_text: text, scale_note: own } = this.#memory;
     const limit = own === null ? this.#memory.limit : null;
@@ -78,6 +91,7 @@ export class Strip {
   #line(y) {
     const { peak } = this.#memory.devices;
     let line = "";
+    /** @type {number | null} */
     let last = null;
     this.#order.forEach((position, i) => {
       const at = Math.round(10 * y(peak[position])) / 10;

@@ -4,6 +4,10 @@ import { h, replace } from "../shared/dom.js";
 import { bytes, share } from "../shared/format.js";
 import { excessOf, measuredOf, offText, rolesOf } from "./devices.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Bar } from "./devices.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
 const AWAY = 14; // px from the pointer
 const BELOW = 4; // px from the row
 
@@ -11,22 +15,34 @@ const BELOW = 4; // px from the row
 export class Tip {
   #memory;
   #mesh;
+  /** @type {Bar | null} */
   #bar = null;
 
+  /**
+   * @param {Sent.Memory} memory
+   * @param {Mesh} mesh
+   */
   constructor(memory, mesh) {
     [this.#memory, this.#mesh] = [memory, mesh];
     // A screen reader hears the same from the bar's label.
     this.element = h("div", { class: "jsm-tip jsm-bar-tip", "aria-hidden": "true", hidden: true });
   }
 
-  /** Tell of `bar`, whose row lies in `row` (a DOMRect), beside `x`; both in the window's pixels. */
+  /**
+   * Tell of `bar`, whose row lies in `row` (a DOMRect), beside `x`; both in the window's pixels.
+   *
+   * @param {Bar} bar
+   * @param {number} x
+   * @param {DOMRect} row
+   */
   show(bar, x, row) {
     const { element } = this;
     if (bar !== this.#bar) replace(element, this.#told(bar));
     this.#bar = bar;
     element.hidden = false;
-    const around = element.offsetParent.getBoundingClientRect();
-    const report = element.closest(".jsm").getBoundingClientRect();
+    const [around, report] = [element.offsetParent, element.closest(".jsm")].map((each) =>
+      /** @type {Element} */ (each).getBoundingClientRect(),
+    );
     const { offsetWidth: width, offsetHeight: height } = element;
     const left = x + AWAY + width > report.right ? x - AWAY - width : x + AWAY;
     const under = row.bottom + BELOW;

@@ -3,6 +3,9 @@
 
 import { h, replace, s } from "../shared/dom.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Scale } from "./scale.js" */
+
 const [TOP, BAR, FALL] = [4, 7, 16]; // px above the strip, of the strip, and from it to the bars
 const LEAST = 1.5; // px
 
@@ -11,6 +14,7 @@ export class Whole {
   #memory;
   #plot = h("div", {});
 
+  /** @param {Sent.Memory} memory */
   constructor(memory) {
     this.#memory = memory;
     this.element = h(
@@ -21,6 +25,7 @@ export class Whole {
     );
   }
 
+  /** @param {Scale} plan */
   draw({ width, x0, x1, end }) {
     const { limit, limit_text: text } = this.#memory;
     const [from, to] = [x0, x1];

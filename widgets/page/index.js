@@ -4,21 +4,34 @@
 import { h } from "../shared/dom.js";
 import { inflated } from "../shared/payload.js";
 
+/** @typedef {(...given: any[]) => void} Listener */
+
 /** What a widget takes for its model. Nobody hears what it tells but itself; `_alone` says so. */
 class Model {
+  /** @type {Map<string, Set<Listener>>} */
   #listeners = new Map();
+  /** @type {Record<string, any>} */
   #state;
   #pictures;
 
+  /**
+   * @param {Record<string, unknown>} state
+   * @param {string} pictures
+   */
   constructor(state, pictures) {
     this.#state = { ...state, _alone: true };
     this.#pictures = pictures;
   }
 
+  /** @param {string} name */
   get(name) {
     return this.#state[name];
   }
 
+  /**
+   * @param {string} name
+   * @param {unknown} value
+   */
   set(name, value) {
     if (this.#state[name] === value) return;
     this.#state[name] = value;
@@ -27,16 +40,27 @@ class Model {
 
   save_changes() {}
 
+  /**
+   * @param {string} event
+   * @param {Listener} listener
+   */
   on(event, listener) {
-    if (!this.#listeners.has(event)) this.#listeners.set(event, new Set());
-    this.#listeners.get(event).add(listener);
+    this.#listeners.set(event, (this.#listeners.get(event) ?? new Set()).add(listener));
   }
 
+  /**
+   * @param {string} event
+   * @param {Listener} listener
+   */
   off(event, listener) {
     this.#listeners.get(event)?.delete(listener);
   }
 
-  /** A question that the kernel would be asked: the document has the pictures. */
+  /**
+   * A question that the kernel would be asked: the document has the pictures.
+   *
+   * @param {{ kind: string, name: string, theme: string }} question
+   */
   async send({ kind, name, theme }) {
     if (kind !== "picture") return;
     const pictures = JSON.parse(await inflated(bytes(this.#pictures)));
@@ -94,7 +118,7 @@ function inFrame() {
 window.onerror = null; // of a browser that can't read this; from here on what fails is caught
 if (parent !== window) inFrame();
 try {
-  await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page").textContent));
+  await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page")?.textContent ?? ""));
 } catch (error) {
   document.documentElement.className = "";
   console.error(error);

@@ -3,11 +3,17 @@
 import { s } from "../shared/dom.js";
 import { rounded } from "../shared/format.js";
 
+/** @import { Choices, Setting } from "./choices.js" */
+
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LABELS, LEAD] = [280, 172, 30, 24, 20, 98, 20]; // px
 const LINE = 12; // px between two labels
 const DASHES = ["1 2", "4 2", "7 2 1 2", "2 2 6 2", "8 3", "3 1", "1 1", "10 2 2 2 2 2"];
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
 
+/**
+ * @param {Choices} choices
+ * @param {Setting} choice
+ */
 export function chart(choices, choice) {
   const { now } = choices;
   const ms = choices.values.microbatches;
@@ -22,7 +28,7 @@ export function chart(choices, choice) {
   const right = WIDTH - LABELS;
   const height = Math.max(HEIGHT, TOP + BOTTOM + LINE * curves.length); // room for all names
   const bottom = height - BOTTOM;
-  const [low, high] = [Math.log2(ms[0]), Math.log2(ms.at(-1))];
+  const [low, high] = [Math.log2(ms[0]), Math.log2(ms[ms.length - 1])];
   const x = (m) => LEFT + (high > low ? ((right - LEFT) * (Math.log2(m) - low)) / (high - low) : (right - LEFT) / 2);
   const most = Math.max(0.02, now.bubble, ...curves.flatMap(({ points }) => points.map(([, bubble]) => bubble)));
   const step = STEPS.find((each) => most / each <= 4) ?? 0.25;
@@ -31,7 +37,7 @@ export function chart(choices, choice) {
   const marks = Array.from({ length: Math.round(end / step) + 1 }, (_, i) => i * step);
   const path = (points) =>
     points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
-  const chosen = choices.row(choice).bubble;
+  const chosen = choices.row(choice)?.bubble ?? 0;
   return s(
     "svg",
     { width: WIDTH, height, role: "img", "aria-label": told(curves) },

@@ -2,13 +2,21 @@
 
 import { KINDS } from "./events.js";
 
-const NAMES = ["bg", "ink", "ink-2", "ink-3", "line", "fill-2", "hatch", "focus"];
+const NAMES = /** @type {const} */ (["bg", "ink", "ink-2", "ink-3", "line", "fill-2", "hatch", "focus"]);
 
-/** The colours of `root` by name, `kinds` and `on` by kind, `bytes` of them as [r, g, b], and the font's families. */
+/** @typedef {ReturnType<typeof palette>} Palette */
+
+/**
+ * The colours of `root` by name, `kinds` and `on` by kind, `bytes` of them as [r, g, b], and the font's families.
+ *
+ * @param {Element} root
+ */
 export function palette(root) {
   const style = getComputedStyle(root);
-  const value = (name) => style.getPropertyValue(`--jsm-${name}`).trim();
-  const found = Object.fromEntries(NAMES.map((name) => [name, value(name)]));
+  const value = (/** @type {string} */ name) => style.getPropertyValue(`--jsm-${name}`).trim();
+  const found = /** @type {Record<typeof NAMES[number], string>} */ (
+    Object.fromEntries(NAMES.map((name) => [name, value(name)]))
+  );
   const kinds = [...KINDS].map(value);
   const over = painter(found.bg);
   return {
@@ -20,11 +28,23 @@ export function palette(root) {
   };
 }
 
-/** What any CSS colour is on the ground `bg`, as bytes. */
+/**
+ * The context of a canvas to draw in: every browser has the one of two dimensions.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {CanvasRenderingContext2DSettings} [settings]
+ */
+export const brush = (canvas, settings) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", settings));
+
+/**
+ * What any CSS colour is on the ground `bg`, as bytes.
+ *
+ * @param {string} bg
+ */
 function painter(bg) {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  return (colour) => {
+  const context = brush(canvas, { willReadFrequently: true });
+  return (/** @type {string} */ colour) => {
     for (const each of ["#fff", bg, colour]) {
       context.fillStyle = each;
       context.fillRect(0, 0, 1, 1);
@@ -35,11 +55,17 @@ function painter(bg) {
 
 const HATCH = 4; // px between two lines
 
-/** The bubbles' hatch as a pattern for a canvas with `ratio` device pixels to a pixel. */
+/**
+ * The bubbles' hatch as a pattern for a canvas with `ratio` device pixels to a pixel.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} colour
+ * @param {number} ratio
+ */
 export function hatch(context, colour, ratio) {
   const size = Math.round(HATCH * ratio);
   const tile = Object.assign(document.createElement("canvas"), { width: size, height: size });
-  const drawn = tile.getContext("2d");
+  const drawn = brush(tile);
   drawn.strokeStyle = colour;
   drawn.lineWidth = Math.max(1, 0.8 * ratio);
   for (const by of [-size, 0, size]) {
@@ -47,7 +73,7 @@ export function hatch(context, colour, ratio) {
     drawn.lineTo(by + size + 1, -1);
   }
   drawn.stroke();
-  const pattern = context.createPattern(tile, "repeat");
+  const pattern = /** @type {CanvasPattern} */ (context.createPattern(tile, "repeat"));
   pattern.setTransform(new DOMMatrix().scale(1 / ratio));
   return pattern;
 }

@@ -2,6 +2,9 @@
 
 import { KINDS } from "./events.js";
 
+/** @import { Palette } from "./colours.js" */
+/** @import { Lane } from "./events.js" */
+
 const ALL = KINDS.length;
 const LEAST = 6; // device px of a column in which shares are told apart; a lower one is of their mean colour
 const HATCH = 3; // a bubble's hatch has a line where these bits of row and column together are 0
@@ -9,6 +12,13 @@ const HATCH = 3; // a bubble's hatch has a line where these bits of row and colu
 /**
  * The share of each kind in each of `columns` columns between two times, kind by kind for each column, by the times
  * `start` and `end` of a lane's events.
+ *
+ * @param {Pick<Lane, "count" | "first" | "kind">} lane
+ * @param {Float64Array} start
+ * @param {Float64Array} end
+ * @param {number} from
+ * @param {number} to
+ * @param {number} columns
  */
 export function sharesOf({ count, first, kind }, start, end, from, to, columns) {
   const shares = new Float32Array(ALL * columns);
@@ -25,7 +35,15 @@ export function sharesOf({ count, first, kind }, start, end, from, to, columns) 
   return shares;
 }
 
-/** Draw columns of `height` device px from the canvas' `y` on, which is in device px, too, so opaque as `alpha` says. */
+/**
+ * Draw columns of `height` device px from the canvas' `y` on, which is in device px, too, so opaque as `alpha` says.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {ReturnType<typeof sharesOf>} shares
+ * @param {number} y
+ * @param {number} height
+ * @param {Palette["bytes"]} colours
+ */
 export function fillColumns(context, shares, y, height, { bg, hatch, kinds }, alpha = 1) {
   const columns = shares.length / ALL;
   const image = imageOf(context, columns, height);
@@ -62,4 +80,5 @@ function imageOf(context, columns, height) {
   return own.get(height);
 }
 
+/** @param {number[]} colour */
 const packed = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;

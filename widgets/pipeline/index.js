@@ -11,6 +11,9 @@ import { why } from "./why.js";
 
 const TOOK = "From the first start to the last end of a step";
 
+/** @import { PipelineAlone } from "../shared/payload_types.js" */
+
+/** @param {Pick<PipelineAlone, "pipeline">} data */
 export function view({ pipeline }) {
   const events = new Events(pipeline);
   const lanes = new Lanes(pipeline, events);
@@ -29,17 +32,26 @@ export function view({ pipeline }) {
   return element;
 }
 
-/** Call `fit` when the width or the theme of the page has changed. */
+/**
+ * Call `fit` when the width or the theme of the page has changed.
+ *
+ * @param {HTMLElement} element
+ * @param {() => void} fit
+ */
 export function follow(element, fit) {
   let width = 0;
-  let watched = null;
+  /** @type {MutationObserver | undefined} */
+  let watched;
   new ResizeObserver(([{ contentRect }]) => {
     if (!contentRect.width || contentRect.width === width) return;
     width = contentRect.width;
     element.classList.toggle("jsm-narrow", width < WIDE);
     if (!watched) {
       watched = new MutationObserver(fit);
-      watched.observe(element.closest(".jsm"), { attributes: true, attributeFilter: ["data-theme"] });
+      watched.observe(/** @type {Element} */ (element.closest(".jsm")), {
+        attributes: true,
+        attributeFilter: ["data-theme"],
+      });
     }
     fit();
   }).observe(element);

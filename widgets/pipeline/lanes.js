@@ -20,24 +20,38 @@ const HELD =
   "The most activations held at once, one for each microbatch of each stage: from its forward action until its" +
   " weight gradient has been computed";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Events } from "./events.js" */
+/** @typedef {Sent.Lanes & Partial<Pick<Sent.LinesInTime, "lines">>} LanesData a pipeline's, or with lines of code */
+
 export class Lanes {
   #data;
   #events;
   #plan;
   #span;
   #painter;
+  /** @type {Overview | null} */
   #overview = null;
   #tip = new Tip();
   #plot;
   #spoken = h("div", { class: "jsm-spoken", "aria-live": "polite" });
   #width = 0;
+  /** @type {number | null} */
   #hovered = null; // microbatch under the pointer
+  /** @type {number | null} */
   #marked = null; // microbatch that was chosen
+  /** @type {{ rank: number, event: number } | null} */
   #cursor = null; // {rank, event} that keys go on from
   #byKeys = false; // whether keys have put it there, so that it is shown
+  /** @type {{ x: number, from: number, moved: boolean } | null} */
   #drag = null;
+  /** @type {number | null} */
   #due = null;
 
+  /**
+   * @param {LanesData} data
+   * @param {Events} events
+   */
   constructor(data, events) {
     [this.#data, this.#events] = [data, events];
     this.#plan = planOf(data.ranks.length, events.hasIdeal, !data.lines);
@@ -104,8 +118,9 @@ export class Lanes {
       this.#spoken,
     );
     if (!this.#dense(800)) return h("div", {}, chart);
-    this.#overview = new Overview(this.#events, this.#plan, this.#span, () => this.#changed());
-    return h("div", {}, this.#overview.element, chart);
+    const overview = new Overview(this.#events, this.#plan, this.#span, () => this.#changed());
+    this.#overview = overview;
+    return h("div", {}, overview.element, chart);
   }
 
   #buttons() {
@@ -136,7 +151,7 @@ export class Lanes {
   fit() {
     const width = this.#plot.clientWidth;
     if (!width) return;
-    const colours = palette(this.element.closest(".jsm"));
+    const colours = palette(/** @type {Element} */ (this.element.closest(".jsm")));
     if (!this.#width && this.#overview) {
       const mean = this.#events.end / (this.#events.count / this.#plan.ranks);
       this.#span.set(0, (width / this.#readable) * mean);
@@ -190,7 +205,7 @@ export class Lanes {
   }
 
   #move(event) {
-    if (this.#drag) return this.#dragged(event);
+    if (this.#drag) return this.#dragged(event, this.#drag);
     const found = this.#under(event);
     if (!found) return this.#leave();
     const { rank, time, x, curve } = found;
@@ -227,13 +242,13 @@ export class Lanes {
     this.#drag = { x: event.clientX, from: this.#span.from, moved: false };
   }
 
-  #dragged(event) {
-    const by = event.clientX - this.#drag.x;
-    if (!this.#drag.moved && Math.abs(by) <= CLICK) return;
-    if (!this.#drag.moved) this.#leave();
-    this.#drag.moved = true;
+  #dragged(event, drag) {
+    const by = event.clientX - drag.x;
+    if (!drag.moved && Math.abs(by) <= CLICK) return;
+    if (!drag.moved) this.#leave();
+    drag.moved = true;
     this.#plot.classList.toggle("jsm-dragged", !this.#span.whole);
-    this.#span.set(this.#drag.from - (by / this.#width) * this.#span.length, this.#span.length);
+    this.#span.set(drag.from - (by / this.#width) * this.#span.length, this.#span.length);
     this.#changed();
   }
 
@@ -243,9 +258,11 @@ export class Lanes {
     this.#plot.classList.remove("jsm-dragged");
     if (moved) return;
     const found = this.#under(event);
-    const own = found && found.event >= 0 ? this.#events.lanes[found.rank] : null;
-    if (own) this.#place({ rank: found.rank, event: found.event }, false);
-    this.#mark(own ? own.mb[own.first[found.event]] : null);
+    if (!found || found.event < 0) return this.#mark(null);
+    const { rank, event: at } = found;
+    const { mb, first } = this.#events.lanes[rank];
+    this.#place({ rank, event: at }, false);
+    this.#mark(mb[first[at]]);
   }
 
   /** Mark a microbatch, or none; the same one again takes the mark away. */
@@ -297,7 +314,7 @@ export class Lanes {
     else if (key === "+" || key === "=") this.#zoom(this.#middle(), 1);
     else if (key === "-" || key === "_") this.#zoom(this.#middle(), -1);
     else if (key === "0") this.#show(() => this.#span.reset());
-    else if ((key === "Enter" || key === " ") && this.#cursor) this.#markCursor();
+    else if ((key === "Enter" || key === " ") && this.#cursor) this.#markAt(this.#cursor);
     else if (key === "Escape" && (this.#marked !== null || !this.#tip.element.hidden)) {
       this.#tip.hide();
       this.#mark(this.#marked);
@@ -305,8 +322,7 @@ export class Lanes {
     event.preventDefault();
   }
 
-  #markCursor() {
-    const { rank, event } = this.#cursor;
+  #markAt({ rank, event }) {
     const { first, mb } = this.#events.lanes[rank];
     this.#mark(mb[first[event]]);
     this.#spoken.textContent = this.#said(this.#marked);

@@ -1,13 +1,19 @@
 // All of the time at once, above lanes that show a part of it: a frame to drag.
 
 import { h } from "../shared/dom.js";
+import { brush } from "./colours.js";
 import { fillColumns, sharesOf } from "./columns.js";
+
+/** @import { Palette } from "./colours.js" */
+/** @import { Events } from "./events.js" */
+/** @import { Plan } from "./plan.js" */
+/** @import { Span } from "./span.js" */
 
 const ROWS = [
   [16, 6],
   [32, 4],
-  [Infinity, 2],
-]; // px of a rank, by how many there are
+]; // px of a rank, by how many there are at most
+const LEAST = 2; // px where there are more
 
 export class Overview {
   #events;
@@ -18,12 +24,20 @@ export class Overview {
   #frame = h("div", { class: "jsm-pp-frame" });
   #box;
   #row;
+  /** @type {number | null} */
   #grip = null;
 
-  /** `changed()` is called when the frame was moved, which moves `span`. */
+  /**
+   * `changed()` is called when the frame was moved, which moves `span`.
+   *
+   * @param {Events} events
+   * @param {Plan} plan
+   * @param {Span} span
+   * @param {() => void} changed
+   */
   constructor(events, plan, span, changed) {
     [this.#events, this.#plan, this.#span, this.#changed] = [events, plan, span, changed];
-    this.#row = ROWS.find(([ranks]) => plan.ranks <= ranks)[1];
+    this.#row = ROWS.find(([ranks]) => plan.ranks <= ranks)?.[1] ?? LEAST;
     this.#box = h(
       "div",
       {
@@ -31,7 +45,7 @@ export class Overview {
         title: "The whole time; drag the frame",
         style: { height: `${this.#row * plan.ranks}px` },
         onpointerdown: (event) => this.#down(event),
-        onpointermove: (event) => this.#grip !== null && this.#to(event),
+        onpointermove: (event) => this.#grip !== null && this.#to(event, this.#grip),
         onpointerup: () => (this.#grip = null),
         onpointercancel: () => (this.#grip = null),
       },
@@ -41,7 +55,12 @@ export class Overview {
     this.element = h("div", { class: "jsm-pp-overview" }, this.#box);
   }
 
-  /** Lie above the lanes of `plot`, in `colours`. */
+  /**
+   * Lie above the lanes of `plot`, in `colours`.
+   *
+   * @param {HTMLElement} plot
+   * @param {Palette} colours
+   */
   fit(plot, colours) {
     const ratio = globalThis.devicePixelRatio || 1;
     const [width, height] = [plot.clientWidth, this.#row * this.#plan.ranks];
@@ -49,7 +68,7 @@ export class Overview {
     const { style } = this.#canvas;
     [this.#canvas.width, this.#canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
     [style.width, style.height] = [`${width}px`, `${height}px`];
-    const context = this.#canvas.getContext("2d");
+    const context = brush(this.#canvas);
     const full = Math.round(this.#row * ratio);
     const tall = full > 3 ? full - 1 : full;
     for (let rank = 0; rank < this.#plan.ranks; rank += 1) {
@@ -79,12 +98,13 @@ export class Overview {
     this.#box.setPointerCapture(event.pointerId);
     const at = this.#at(event);
     const inside = at >= this.#span.from && at <= this.#span.to;
-    this.#grip = inside ? at - this.#span.from : this.#span.length / 2;
-    this.#to(event);
+    const grip = inside ? at - this.#span.from : this.#span.length / 2;
+    this.#grip = grip;
+    this.#to(event, grip);
   }
 
-  #to(event) {
-    this.#span.set(this.#at(event) - this.#grip, this.#span.length);
+  #to(event, grip) {
+    this.#span.set(this.#at(event) - grip, this.#span.length);
     this.#changed();
   }
 }

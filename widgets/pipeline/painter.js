@@ -1,6 +1,6 @@
 // The lanes on a canvas: actions, their ideal, what is held, the axis, and the way of one microbatch.
 
-import { hatch } from "./colours.js";
+import { brush, hatch } from "./colours.js";
 import { fillColumns, sharesOf } from "./columns.js";
 import { KINDS } from "./events.js";
 import { roomOf, WRITTEN } from "./plan.js";
@@ -15,14 +15,32 @@ const [DARK, EDGE_INK] = ["#14171a", 0.6];
 const MARK = 10; // px of the marks' type
 const EDGES = { F: [0, 0], B: [1, 1], I: [1, 0], W: [0, 1] }; // above, below
 
+/** @import { Palette } from "./colours.js" */
+/** @import { Events } from "./events.js" */
+/** @import { LanesData } from "./lanes.js" */
+/** @import { Plan } from "./plan.js" */
+/** @import { Span } from "./span.js" */
+/** @typedef {(at: number) => number} Scale px of a time */
+
 /** Boxes by kind, drawn a kind at a time. */
 class Boxes {
-  #by = [...KINDS].map(() => []);
+  #by = [...KINDS].map(() => /** @type {number[]} */ ([]));
 
+  /**
+   * @param {number} kind
+   * @param {number} x
+   * @param {number} y
+   * @param {number} width
+   * @param {number} height
+   */
   add(kind, x, y, width, height) {
     this.#by[kind].push(x, y, width, height);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {string[]} colours
+   */
   fill(context, colours) {
     this.#by.forEach((flat, kind) => {
       if (!flat.length) return;
@@ -39,32 +57,58 @@ export class Painter {
   #events;
   #about;
   #ratio = 1;
-  #hatch = null;
-  #colours = null;
+  width = 0;
+  /** @type {Plan} */
+  plan;
+  /** @type {CanvasPattern} */
+  #hatch;
+  /** @type {Palette} */
+  #colours;
+  /** @type {number | undefined} */
   #most; // activations held at once, on any rank
 
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {Events} events
+   * @param {LanesData} about
+   */
   constructor(canvas, events, about) {
-    [this.canvas, this.#events, this.#about] = [canvas, events, about];
-    this.#context = canvas.getContext("2d", { willReadFrequently: true });
-    this.#most = null;
+    this.canvas = canvas;
+    [this.#events, this.#about] = [events, about];
+    this.#context = brush(canvas, { willReadFrequently: true });
   }
 
-  /** Make the canvas as large as `plan` in a box `width` px wide, in `colours`. */
+  /**
+   * Make the canvas as large as `plan` in a box `width` px wide, in `colours`.
+   *
+   * @param {Plan} plan
+   * @param {number} width
+   * @param {Palette} colours
+   */
   fit(plan, width, colours) {
     const { canvas } = this;
     this.#ratio = globalThis.devicePixelRatio || 1;
     [canvas.width, canvas.height] = [Math.round(width * this.#ratio), Math.round(plan.height * this.#ratio)];
     [canvas.style.width, canvas.style.height] = [`${width}px`, `${plan.height}px`];
-    [this.plan, this.width, this.#colours] = [plan, width, colours];
+    this.plan = plan;
+    this.width = width;
+    this.#colours = colours;
     this.#hatch = hatch(this.#context, colours.hatch, this.#ratio);
   }
 
-  /** Draw the part of the time in `span`; `mb` is the marked microbatch, `cursor` the place that the keyboard is on. */
+  /**
+   * Draw the part of the time in `span`; `mb` is the marked microbatch, `cursor` the place that the keyboard is on.
+   *
+   * @param {Span} span
+   * @param {number | null} mb
+   * @param {{ rank: number, event: number } | null} cursor
+   */
   draw(span, mb, cursor) {
     const context = this.#context;
     context.setTransform(this.#ratio, 0, 0, this.#ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.plan.height);
     context.font = `500 ${MARK}px ${this.#colours.font}`;
+    /** @type {Scale} */
     const x = (at) => ((at - span.from) / span.length) * this.width;
     this.#axis(span, x);
     const over = { boxes: new Boxes(), edges: new Boxes(), numbers: [], frames: [] };
@@ -169,7 +213,7 @@ export class Painter {
     const own = this.#events.lanes[rank];
     const dense = width / (high - low) < NARROW;
     if (dense) {
-      const of = [own, own.start, own.end, this.#about.end];
+      const of = { own, starts: own.start, ends: own.end, until: this.#about.end };
       this.#columns(of, span, x, plan.y(rank), plan.lane, mb === null ? 1 : FAINT);
       if (mb === null) return;
     }
@@ -191,7 +235,7 @@ export class Painter {
     }
   }
 
-  #columns([own, starts, ends, until], span, x, y, height, alpha) {
+  #columns({ own, starts, ends, until }, span, x, y, height, alpha) {
     const columns = Math.round(Math.min(this.width, x(until)) * this.#ratio);
     if (columns < 1) return;
     const to = span.from + (columns / this.canvas.width) * span.length;
@@ -222,7 +266,7 @@ export class Painter {
     const { idealStart, idealEnd, first, kind, mb: of, count } = own;
     const [y, height] = [this.plan.idealY(rank), this.plan.ideal];
     if ((this.width * span.end) / span.length / count < NARROW) {
-      const lane = [own, idealStart, idealEnd, this.#about.ideal_end];
+      const lane = { own, starts: idealStart, ends: idealEnd, until: this.#about.ideal_end };
       this.#columns(lane, span, x, y, height, mb === null ? IDEAL : FAINT * IDEAL);
       return;
     }
@@ -246,8 +290,9 @@ export class Painter {
       1e-9,
       ...this.#events.lanes.flatMap((_, each) => this.#events.held(each).map(([, n]) => n)),
     );
+    const most = this.#most;
     const base = this.plan.base(rank);
-    const y = (held) => Math.round(base - (held / this.#most) * this.plan.held) + 0.5;
+    const y = (held) => Math.round(base - (held / most) * this.plan.held) + 0.5;
     const right = Math.min(this.width, x(this.#about.end));
     context.beginPath();
     context.moveTo(Math.max(-1, x(0)), y(0));

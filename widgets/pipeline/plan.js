@@ -6,19 +6,30 @@ export const WIDE = 700; // px from which there is room for all columns
 
 export const WRITTEN = 10; // px of a lane, or a half of one, in which numbers and edges are drawn
 
-/** px of an action from which a number of so many digits is written on it. */
+/**
+ * px of an action from which a number of so many digits is written on it.
+ *
+ * @param {number} digits
+ */
 export const roomOf = (digits) => 3 + 6 * digits;
 
 const FORMS = [
   { ranks: 8, lane: 20, ideal: 7, held: 15, pitch: 62 },
   { ranks: 16, lane: 16, ideal: 5, held: 0, pitch: 29 },
   { ranks: 32, lane: 13, ideal: 0, held: 0, pitch: 16 },
-  { ranks: Infinity, lane: 9, ideal: 0, held: 0, pitch: 11 },
 ];
+const LEAST = { lane: 9, ideal: 0, held: 0, pitch: 11 }; // for more ranks
 
-/** The form of `ranks` lanes: what stands where, in px; `holds`: whether a curve tells what each holds. */
+/** @typedef {ReturnType<typeof planOf>} Plan */
+
+/**
+ * The form of `ranks` lanes: what stands where, in px; `holds`: whether a curve tells what each holds.
+ *
+ * @param {number} ranks
+ * @param {boolean} hasIdeal
+ */
 export function planOf(ranks, hasIdeal, holds = true) {
-  const form = FORMS.find((each) => ranks <= each.ranks);
+  const form = FORMS.find((each) => ranks <= each.ranks) ?? LEAST;
   const ideal = hasIdeal ? form.ideal : 0;
   const held = holds ? form.held : 0;
   const less = (form.ideal && !ideal ? form.ideal + GAP : 0) + (form.held && !held ? form.held + HATCHED + GAP : 0);
@@ -32,9 +43,10 @@ export function planOf(ranks, hasIdeal, holds = true) {
     top: TOP,
     bottom: TOP + pitch * ranks,
     height: TOP + pitch * ranks + BOTTOM,
-    y: (rank) => TOP + pitch * rank,
-    idealY: (rank) => TOP + pitch * rank + form.lane + GAP,
-    base: (rank) => TOP + pitch * rank + form.lane + (ideal ? ideal + GAP : 0) + HATCHED + held + GAP,
+    y: (/** @type {number} */ rank) => TOP + pitch * rank,
+    idealY: (/** @type {number} */ rank) => TOP + pitch * rank + form.lane + GAP,
+    base: (/** @type {number} */ rank) =>
+      TOP + pitch * rank + form.lane + (ideal ? ideal + GAP : 0) + HATCHED + held + GAP,
     every: Math.ceil(13 / pitch), // one of so many ranks has room for its name
   };
 }

@@ -9,15 +9,28 @@ export const NAMES = {
 
 const without0 = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 
-/** `35.3 ms`; costs without a unit are told in units: `33 units`. */
+/**
+ * `35.3 ms`; costs without a unit are told in units: `33 units`.
+ *
+ * @param {number} value
+ * @param {string} unit
+ */
 export function time(value, unit) {
   if (unit === "s" || value === null) return seconds(value);
   const number = without0(significant(value));
   return `${number} unit${number === "1" ? "" : "s"}`;
 }
 
-/** A share to one decimal, so that bubbles compare: `24.4%`. */
+/**
+ * A share to one decimal, so that bubbles compare: `24.4%`.
+ *
+ * @param {number} share
+ */
 export const percent = (share) => (share === null || share === undefined ? UNKNOWN : `${rounded(100 * share, 1)}%`);
 
-/** A count that may have halves: `4`, `3.5`. */
+/**
+ * A count that may have halves: `4`, `3.5`.
+ *
+ * @param {number} value
+ */
 export const number = (value) => without0(rounded(value, 2));

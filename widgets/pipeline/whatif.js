@@ -8,6 +8,8 @@ import { chart } from "./chart.js";
 import { Choices } from "./choices.js";
 import { number, percent, time } from "./say.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const SAYS = {
   schedule: "The order in which each rank runs its actions",
   stages: "Ranks of the pipeline: parts that the model is cut into",
@@ -26,6 +28,7 @@ export class WhatIf {
   #told = h("div", { class: "jsm-pp-table" });
   #chart = h("div", { class: "jsm-pp-small" });
 
+  /** @param {Sent.Pipeline} data */
   constructor(data) {
     this.#data = data;
     this.#choices = new Choices(data);

@@ -3,6 +3,8 @@
 import { h } from "../shared/dom.js";
 import { percent } from "./say.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+
 const OPACITY = [1, 0.7, 0.45];
 const SAYS = {
   "the schedule": "Idle even if all stages took the same time and results were with the next rank at once",
@@ -11,7 +13,11 @@ const SAYS = {
   "not explained": "What the run took beyond all that is predicted",
 };
 
-/** The bar of `parts`, [what, share, text, more] each, and a legend where there is more than one. */
+/**
+ * The bar of `parts`, [what, share, text, more] each, and a legend where there is more than one.
+ *
+ * @param {Sent.Pipeline} pipeline
+ */
 export function why({ parts, bubble, work }) {
   const named = `The bubble, ${percent(bubble)}: ${parts.map(([what, , text]) => `${what} ${text}`).join(", ")}`;
   return h(

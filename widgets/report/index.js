@@ -25,6 +25,8 @@ import { view as trainingView } from "../training/index.js";
 import report from "./report.css";
 import { tabs } from "./tabs.js";
 
+/** @import { Context } from "../shared/page.js" */
+
 export * as axes from "../shared/axes.js";
 export * as format from "../shared/format.js";
 
@@ -41,6 +43,9 @@ const VIEWS = {
 /**
  * Draw the report of `model` in `el`, all of it or the parts named in `only` ("header", "layout", ...); returns
  * what takes it away again.
+ *
+ * @param {Context} context
+ * @param {string[] | null} [only]
  */
 export const render = (context, only = null) =>
   drawn(context, "report", STYLES, (root, data, ends) => {

@@ -2,9 +2,19 @@
 
 import { h, uniqueId } from "../shared/dom.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Selection } from "../shared/selection.js" */
+
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 
-/** A tab list and the panel of the chosen tab; `make(id)` draws a view, `beside(chosen)` makes what stands beside the list. */
+/**
+ * A tab list and the panel of the chosen tab; `make(id)` draws a view, `beside(chosen)` makes what stands beside the list.
+ *
+ * @param {Sent.Tab[]} listed
+ * @param {Selection} selection
+ * @param {(id: Sent.TabId) => Element} make
+ * @param {(chosen: () => string) => Element} beside
+ */
 export function tabs(listed, selection, make, beside) {
   const panels = new Map();
   const buttons = new Map(listed.map((tab) => [tab.id, button(tab, selection)]));
@@ -20,19 +30,20 @@ export function tabs(listed, selection, make, beside) {
     if (!(to in ids)) return;
     event.preventDefault();
     selection.select({ tab: ids[to] });
-    buttons.get(ids[to]).focus();
+    buttonOf(ids[to]).focus();
   }
 
-  const chosen = () => (buttons.has(selection.tab) ? selection.tab : listed[0].id);
+  const chosen = () => (listed.find(({ id }) => id === selection.tab) ?? listed[0]).id;
+  const buttonOf = (/** @type {Sent.TabId} */ id) => /** @type {HTMLElement} */ (buttons.get(id));
 
   function show() {
     const id = chosen();
     if (!panels.has(id)) {
-      const panel = h("div", { role: "tabpanel", id: uniqueId("panel"), "aria-labelledby": buttons.get(id).id });
+      const panel = h("div", { role: "tabpanel", id: uniqueId("panel"), "aria-labelledby": buttonOf(id).id });
       panels.set(id, panel);
       place.append(panel);
       panel.append(make(id));
-      buttons.get(id).setAttribute("aria-controls", panel.id);
+      buttonOf(id).setAttribute("aria-controls", panel.id);
     }
     for (const [other, node] of buttons) {
       node.setAttribute("aria-selected", String(other === id));

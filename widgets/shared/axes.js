@@ -16,8 +16,11 @@ const DASHES = ["none", "5 2", "2 2", "6 2 2 2", "9 3", "1 2", "6 2 2 2 2 2", "1
 /**
  * A number for each of `names`, axes of one mesh or of one view: the first of a job has its hue, others take what is
  * left, in order. `number % HUES` is the hue; from `HUES` on it comes with another dash pattern.
+ *
+ * @param {string[]} names
  */
 export function hues(names) {
+  /** @type {(number | null)[]} */
   const found = names.map(() => null);
   names.forEach((name, i) => {
     const job = JOBS.findIndex((known) => known.includes(name.toLowerCase()));
@@ -28,7 +31,12 @@ export function hues(names) {
   return found.map((number) => number ?? left.shift() ?? next++);
 }
 
-/** Say in `root` what hue and dash pattern the axes of these names have there: `hue(i)` and the rest are of the i-th. */
+/**
+ * Say in `root` what hue and dash pattern the axes of these names have there: `hue(i)` and the rest are of the i-th.
+ *
+ * @param {HTMLElement | SVGElement} root
+ * @param {string[]} names
+ */
 export function paint(root, names) {
   hues(names).forEach((number, i) => {
     root.style.setProperty(`--jsm-x${i}`, `var(--jsm-a${number % HUES})`);
@@ -36,8 +44,14 @@ export function paint(root, names) {
   });
 }
 
+/** @param {number} axis */
 export const hue = (axis) => `var(--jsm-x${axis})`;
+/** @param {number} axis */
 export const dash = (axis) => `var(--jsm-d${axis})`;
 
-/** The ink of text; base.css has a class for as many axes as a view may have. */
+/**
+ * The ink of text; base.css has a class for as many axes as a view may have.
+ *
+ * @param {number} axis
+ */
 export const axisClass = (axis) => `jsm-ax jsm-ax${axis}`;

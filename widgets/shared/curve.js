@@ -9,17 +9,23 @@ const LOG = 50; // so many times the least is the largest value of a scale that 
 export const DASHES = ["", "5 3", "2 2", "8 3 2 3"];
 const PREFIXES = ["", "k", "M", "G", "T", "P", "E"];
 
+/** @import * as Sent from "./payload_types.js" */
+/** @typedef {Sent.Curve & Pick<Sent.Chart, "label" | "unit">} Curve */
+/** @typedef {[step: number, least: number, mean: number, most: number]} Point a bucket with finite values */
+/** @typedef {{ low: number, high: number, log: boolean }} Scale */
+
 /**
- * A chart of curves of one number: `{label, unit, buckets: [[step, least, mean, most], ...], astray}`, with what stands
- * above it, `value` in words.
+ * A chart of curves of one number, with what stands above it, `value` in words.
+ *
+ * @param {Curve[]} curves
  */
 export function chart(curves, value = "") {
   const [first] = curves;
-  const points = curves.flatMap(({ buckets }) => buckets.filter(([, low]) => low !== null));
+  const points = curves.flatMap(({ buckets }) => parts(buckets).flat());
   const head = h("div", { class: "jsm-small" }, h("b", {}, first.label), value && ` ${value}`);
   if (!points.length) return h("figure", { class: "jsm-curve" }, head);
   const scale = scaleOf(points, first.unit !== null);
-  const last = Math.max(...curves.map(({ buckets }) => buckets.at(-1)[0]));
+  const last = Math.max(...curves.map(({ buckets }) => buckets[buckets.length - 1][0]));
   const svg = s(
     "svg",
     {
@@ -35,7 +41,11 @@ export function chart(curves, value = "") {
   return h("figure", { class: "jsm-curve" }, head, svg);
 }
 
-/** The charts of several numbers, each `{label, unit, value, curves}` of runs over each other. */
+/**
+ * The charts of several numbers, each of runs over each other.
+ *
+ * @param {Sent.Chart[]} told
+ */
 export const charts = (told) =>
   h(
     "div",
@@ -48,7 +58,11 @@ export const charts = (told) =>
     ),
   );
 
-/** A short line with the dash of a run, for a legend. */
+/**
+ * A short line with the dash of a run, for a legend.
+ *
+ * @param {number} place
+ */
 export const sample = (place) =>
   s(
     "svg",
@@ -56,6 +70,11 @@ export const sample = (place) =>
     s("path", { d: "M0 4H24", class: "jsm-curve-mean", "stroke-dasharray": DASHES[place % DASHES.length] || null }),
   );
 
+/**
+ * @param {Point[]} points
+ * @param {boolean} quantity
+ * @returns {Scale}
+ */
 function scaleOf(points, quantity) {
   const low = Math.min(...points.map(([, least]) => least));
   const high = Math.max(...points.map(([, , , most]) => most));
@@ -63,14 +82,24 @@ function scaleOf(points, quantity) {
   return { low, high, log: low > 0 && high >= LOG * low };
 }
 
+/**
+ * @param {Scale} scale
+ * @param {number} value
+ */
 function shareOf({ low, high, log }, value) {
   if (high <= low) return 0.5;
   if (log) return Math.log(value / low) / Math.log(high / low);
   return (value - low) / (high - low);
 }
 
+/**
+ * @param {Curve} curve
+ * @param {Scale} scale
+ * @param {number} last
+ */
 function axes(curve, scale, last) {
   const floor = HEIGHT - BOTTOM;
+  /** @type {(x: number, y: number, said: string, anchor?: string) => SVGElement} */
   const text = (x, y, said, anchor) => s("text", { x, y, class: "jsm-mark", "text-anchor": anchor }, said);
   return [
     [TOP, floor].map((y) => s("path", { class: "jsm-hair", d: `M0 ${y + 0.5}H${WIDTH}` })),
@@ -80,9 +109,15 @@ function axes(curve, scale, last) {
   ];
 }
 
+/**
+ * @param {Curve} curve
+ * @param {Scale} scale
+ * @param {number} last
+ * @param {string} dash
+ */
 function drawn({ buckets, astray }, scale, last, dash) {
-  const x = (step) => (1 + (last > 1 ? (step - 1) / (last - 1) : 0.5) * (WIDTH - 2)).toFixed(1);
-  const at = (step, value) =>
+  const x = (/** @type {number} */ step) => (1 + (last > 1 ? (step - 1) / (last - 1) : 0.5) * (WIDTH - 2)).toFixed(1);
+  const at = (/** @type {number} */ step, /** @type {number} */ value) =>
     `${x(step)} ${(TOP + 2 + (1 - shareOf(scale, value)) * (HEIGHT - BOTTOM - TOP - 4)).toFixed(1)}`;
   const marks = parts(buckets).flatMap((part) => {
     const above = part.map(([step, , , most]) => at(step, most));
@@ -108,14 +143,26 @@ function drawn({ buckets, astray }, scale, last, dash) {
   return marks;
 }
 
-/** The buckets with finite values, cut where one has none. */
+/**
+ * The buckets with finite values, cut where one has none.
+ *
+ * @param {Sent.Bucket[]} buckets
+ */
 function parts(buckets) {
-  const found = [[]];
-  for (const bucket of buckets) bucket[1] === null ? found.push([]) : found.at(-1).push(bucket);
+  const found = [/** @type {Point[]} */ ([])];
+  for (const bucket of buckets) {
+    if (bucket[1] === null) found.push([]);
+    else found[found.length - 1].push(/** @type {Point} */ (bucket));
+  }
   return found.filter((part) => part.length);
 }
 
-/** A value with its unit, as views/training/data.py has it. */
+/**
+ * A value with its unit, as views/training/data.py has it.
+ *
+ * @param {number} value
+ * @param {string | null} unit
+ */
 export function valueText(value, unit) {
   if (unit === "s") return seconds(value);
   if (unit === "bytes") return bytes(value);

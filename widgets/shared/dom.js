@@ -2,12 +2,41 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element: `h("button", {class: "jsm-button", onclick}, "copy")`. */
+/**
+ * What an element may have in it; nothing of null, undefined and false.
+ *
+ * @typedef {Node | string | number | null | undefined | false | Child[]} Child
+ * @typedef {Record<string, any>} Attributes
+ */
+
+/**
+ * An HTML element: `h("button", {class: "jsm-button", onclick}, "copy")`.
+ *
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} [attributes]
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 
-/** An SVG element. */
+/**
+ * An SVG element.
+ *
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} [attributes]
+ * @param {...Child} children
+ * @returns {SVGElementTagNameMap[Tag]}
+ */
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+/**
+ * @template {HTMLElement | SVGElement} Made
+ * @param {Made} node
+ * @param {Attributes | undefined} attributes
+ * @param {Child[]} children
+ */
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -18,22 +47,37 @@ function fill(node, attributes, children) {
   return append(node, children);
 }
 
+/**
+ * @param {HTMLElement | SVGElement} node
+ * @param {Record<string, any>} style
+ */
 function setStyle(node, style) {
   for (const [name, value] of Object.entries(style)) {
     if (name.startsWith("--")) node.style.setProperty(name, value);
-    else node.style[name] = value;
+    else Object.assign(node.style, { [name]: value });
   }
 }
 
+/**
+ * @template {Element} Parent
+ * @param {Parent} node
+ * @param {Child[]} children
+ */
 function append(node, children) {
-  for (const child of children.flat(Infinity)) {
+  for (const child of /** @type {any[]} */ (children).flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     node.append(child instanceof Node ? child : String(child));
   }
   return node;
 }
 
-/** `node` with nothing but `children` in it. */
+/**
+ * `node` with nothing but `children` in it.
+ *
+ * @template {Element} Parent
+ * @param {Parent} node
+ * @param {...Child} children
+ */
 export function replace(node, ...children) {
   node.replaceChildren();
   return append(node, children);
@@ -41,5 +85,9 @@ export function replace(node, ...children) {
 
 let made = 0;
 
-/** An id no other element of the page has, for patterns and labels. */
+/**
+ * An id no other element of the page has, for patterns and labels.
+ *
+ * @param {string} what
+ */
 export const uniqueId = (what) => `jsm-${what}-${Date.now().toString(36)}-${++made}`;

@@ -3,8 +3,14 @@
 import { hue } from "./axes.js";
 import { h, s } from "./dom.js";
 
-/** The figures of `list`, each `[lead, axis, height, rows]`, below each other; a report saved before there were any has
- *  no list. */
+/** @import * as Sent from "./payload_types.js" */
+
+/**
+ * The figures of `list`, each `[lead, axis, height, rows]`, below each other; a report saved before there were any has
+ * no list.
+ *
+ * @param {Sent.RowFigure[] | undefined} [list]
+ */
 export const figures = (list = []) =>
   list.map(([lead, axis, height, rows]) =>
     h(

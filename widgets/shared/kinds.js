@@ -4,6 +4,9 @@ import { axisClass, hue } from "./axes.js";
 import { h, s } from "./dom.js";
 import { count } from "./format.js";
 
+/** @import { Child } from "./dom.js" */
+/** @import { AxisNames } from "./mesh.js" */
+
 export const SHORT = {
   "all-gather": "AG",
   "all-reduce": "AR",
@@ -25,6 +28,12 @@ export const SEAM = 0.75; // px
 /**
  * A piece of a bar from `from`, `size` long, in percent: as many bands as axes. The line under it in the full hue is
  * seen however pale the kind is.
+ *
+ * @param {string} kind
+ * @param {number[] | null} axes
+ * @param {number} from
+ * @param {number} size
+ * @param {number} height
  */
 export function piece(kind, axes, from, size, height) {
   const hues = axes === null ? ["var(--jsm-ink-3)"] : axes.map(hue);
@@ -36,7 +45,12 @@ export function piece(kind, axes, from, size, height) {
   ]);
 }
 
-/** Pieces side by side, `{kind, axes, size}` in percent, a seam before each but the first. */
+/**
+ * Pieces side by side, `{kind, axes, size}` in percent, a seam before each but the first.
+ *
+ * @param {{ kind: string, axes: number[] | null, size: number }[]} parts
+ * @param {number} height
+ */
 export function pieces(parts, height) {
   let at = 0;
   return parts.map(({ kind, axes, size }) => {
@@ -49,13 +63,25 @@ export function pieces(parts, height) {
 
 const NO_AXES = "Its groups of devices match no set of mesh axes";
 
-/** `data model`, each in its hue, or `groups of 4` of those that match no axes. */
+/**
+ * `data model`, each in its hue, or `groups of 4` of those that match no axes.
+ *
+ * @param {number[] | null} axes
+ * @param {number | null} size
+ * @param {AxisNames} mesh
+ */
 export function over(axes, size, mesh) {
   if (axes === null) return h("span", { title: NO_AXES }, overText(axes, size, mesh));
   return axes.map((axis, i) => [i ? " " : null, h("span", { class: axisClass(axis) }, mesh.names[axis])]);
 }
 
-/** The same as plain text. */
+/**
+ * The same as plain text.
+ *
+ * @param {number[] | null} axes
+ * @param {number | null} size
+ * @param {AxisNames} mesh
+ */
 export function overText(axes, size, mesh) {
   if (axes === null) return size === null ? "other groups" : `groups of ${count(size)}`;
   return axes.map((axis) => mesh.names[axis]).join(" and ");
@@ -64,8 +90,18 @@ export function overText(axes, size, mesh) {
 const LOWER = "\u2265";
 export const AT_LEAST = "The program decides while it runs how often: at least so much";
 
-/** `text`, marked as the least that it may be where it is not exact. */
+/**
+ * `text`, marked as the least that it may be where it is not exact.
+ *
+ * @param {Child} text
+ * @param {boolean} exact
+ */
 export const least = (text, exact) => (exact ? text : [h("span", { title: AT_LEAST }, LOWER), text]);
 
-/** The head of a column of numbers; `title` explains it. */
+/**
+ * The head of a column of numbers; `title` explains it.
+ *
+ * @param {Child} text
+ * @param {string} [title]
+ */
 export const number = (text, title) => h("th", { scope: "col", class: "jsm-num", title }, text);

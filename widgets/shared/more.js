@@ -2,8 +2,17 @@
 
 import { h } from "./dom.js";
 
-/** `said` of the `parts` that are left out, and the button; `make(part)` gives the row that goes into `body`. Nothing
- * where none are left. */
+/** @import { Child } from "./dom.js" */
+
+/**
+ * `said` of the `parts` that are left out, and the button; `make(part)` gives the row that goes into `body`. Nothing
+ * where none are left.
+ *
+ * @param {Child} said
+ * @param {any[]} parts
+ * @param {(part: any) => HTMLElement} make
+ * @param {HTMLElement} body
+ */
 export function more(said, parts, make, body) {
   if (!parts.length) return null;
   const button = h("button", { type: "button", class: "jsm-button", onclick: show }, "Show all");

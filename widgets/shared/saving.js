@@ -6,17 +6,26 @@ const [ANSWER, SAID_FOR] = [8000, 2000]; // ms that a picture may take, and that
 const PIXELS = 2; // of a PNG for each px
 const ENDINGS = ["svg", "png"];
 
-/** Buttons for the picture that `name()` gives the name of, of what `model` shows. */
+/** @import { Model } from "./store.js" */
+
+/**
+ * Buttons for the picture that `name()` gives the name of, of what `model` shows.
+ *
+ * @param {Model} model
+ * @param {() => string} name
+ */
 export function saving(model, name) {
   const element = h("div", { class: "jsm-save jsm-small jsm-quiet" }, "save picture", ENDINGS.map(button));
 
+  /** @param {string} ending */
   function button(ending) {
     const node = h(
       "button",
       { type: "button", class: "jsm-button", "data-k": ending, "aria-label": label(ending), onclick },
       ending,
     );
-    let timer = null;
+    /** @type {number | undefined} */
+    let timer;
     async function onclick() {
       clearTimeout(timer);
       node.textContent = await saved(ending).catch(({ message }) => message);
@@ -25,9 +34,10 @@ export function saving(model, name) {
     return node;
   }
 
+  /** @param {string} ending */
   async function saved(ending) {
     const picture = name();
-    const theme = element.closest(".jsm").dataset.theme;
+    const theme = /** @type {HTMLElement} */ (element.closest(".jsm")).dataset.theme;
     const text = await asked(model, picture, theme);
     const svg = new Blob([text], { type: "image/svg+xml" });
     offer(ending === "svg" ? svg : await pixels(svg), `${picture}.${ending}`);
@@ -37,9 +47,16 @@ export function saving(model, name) {
   return element;
 }
 
-const label = (ending) => `Save this picture as ${ending}`;
+const label = (/** @type {string} */ ending) => `Save this picture as ${ending}`;
 
-/** The picture as SVG; rejected where nobody answers, as by a kernel that is busy. */
+/**
+ * The picture as SVG; rejected where nobody answers, as by a kernel that is busy.
+ *
+ * @param {Model} model
+ * @param {string} name
+ * @param {string | undefined} theme
+ * @returns {Promise<string>}
+ */
 function asked(model, name, theme) {
   return new Promise((resolve, reject) => {
     const end = () => {
@@ -50,6 +67,7 @@ function asked(model, name, theme) {
       end();
       reject(new Error("the kernel does not answer"));
     }, ANSWER);
+    /** @param {{ kind: string, name: string, theme: string, text: string } | undefined} message */
     function hear(message) {
       if (message?.kind !== "picture" || message.name !== name || message.theme !== theme) return;
       end();
@@ -60,7 +78,12 @@ function asked(model, name, theme) {
   });
 }
 
-/** An SVG as PNG, drawn by the browser. */
+/**
+ * An SVG as PNG, drawn by the browser.
+ *
+ * @param {Blob} svg
+ * @returns {Promise<Blob>}
+ */
 async function pixels(svg) {
   const url = URL.createObjectURL(svg);
   try {
@@ -68,13 +91,23 @@ async function pixels(svg) {
     image.src = url;
     await image.decode();
     const canvas = h("canvas", { width: PIXELS * image.width, height: PIXELS * image.height });
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(
+      image,
+      0,
+      0,
+      canvas.width,
+      canvas.height,
+    );
+    return await new Promise((resolve) => canvas.toBlob((blob) => resolve(/** @type {Blob} */ (blob)), "image/png"));
   } finally {
     URL.revokeObjectURL(url);
   }
 }
 
+/**
+ * @param {Blob} blob
+ * @param {string} file
+ */
 function offer(blob, file) {
   const url = URL.createObjectURL(blob);
   h("a", { href: url, download: file }).click();

@@ -3,7 +3,11 @@
 
 const LINE = 16; // px of a wheel's step where a browser tells lines
 
-/** Let what is around `box` scroll on where `box` itself is at its end. */
+/**
+ * Let what is around `box` scroll on where `box` itself is at its end.
+ *
+ * @param {HTMLElement} box
+ */
 export function scrollsOn(box) {
   box.addEventListener(
     "wheel",

@@ -2,13 +2,30 @@
 
 import { Store, synced } from "./store.js";
 
+/** @import { Position } from "./payload_types.js" */
+/** @import { Changed, Model } from "./store.js" */
+/** @import { Mesh } from "./mesh.js" */
+
 /**
- * `leaf` is an index, `device` a position in the mesh, `tab` a name; `line` is `{source, line}` of the communication's
- * sources and `pointed` the device under the pointer, which Python is not told of.
+ * `leaf` is an index, `device` a position in the mesh, `tab` a name; `line` is of the communication's sources and
+ * `pointed` the device under the pointer, which Python is not told of.
+ *
+ * @typedef {object} Selected
+ * @property {number | null} leaf
+ * @property {Position | null} device
+ * @property {string | null} tab
+ * @property {{ source: number | null, line: number | null } | null} line
+ * @property {Position | null} pointed
+ */
+
+/**
+ * @template {Selected} [State=Selected]
+ * @extends {Store<State>}
  */
 export class Selection extends Store {
-  constructor({ leaf = null, device = null, tab = null } = {}) {
-    super({ leaf, device, tab, line: null, pointed: null });
+  /** @param {Partial<State>} [from] */
+  constructor(from) {
+    super(/** @type {State} */ ({ leaf: null, device: null, tab: null, line: null, pointed: null, ...from }));
   }
 
   get leaf() {
@@ -36,18 +53,34 @@ export class Selection extends Store {
     return this.pointed ?? this.device;
   }
 
-  /** Choose; only what is named changes. */
+  /**
+   * Choose; only what is named changes.
+   *
+   * @param {Partial<Selected>} changes
+   */
   select(changes) {
-    this.set(changes);
+    this.set(/** @type {Partial<State>} */ (changes));
   }
 
-  /** Point at the device at `position`, null for none. */
+  /**
+   * Point at the device at `position`, null for none.
+   *
+   * @param {Position | null} position
+   */
   point(position) {
-    this.set({ pointed: position });
+    this.select({ pointed: position });
   }
 }
 
-/** Keep `selection` and the widget's model the same, both ways; returns what ends that. `first`: the tab of no choice. */
+/**
+ * Keep `selection` and the widget's model the same, both ways; returns what ends that. `first`: the tab of no choice.
+ *
+ * @param {Selection} selection
+ * @param {Model} model
+ * @param {Mesh} mesh
+ * @param {string[]} paths
+ * @param {string | null} first
+ */
 export function follow(selection, model, mesh, paths, first) {
   const index = new Map(paths.map((path, i) => [path, i]));
   const read = {

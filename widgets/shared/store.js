@@ -2,28 +2,64 @@
 
 const SETTLE = 80; // ms without a change before Python is told
 
+/**
+ * The model of a widget, as anywidget gives it.
+ *
+ * @typedef {object} Model
+ * @property {(name: string) => any} get
+ * @property {(name: string, value: unknown) => void} set
+ * @property {() => void} save_changes
+ * @property {(event: string, listener: (...given: any[]) => void) => void} on
+ * @property {(event: string, listener: (...given: any[]) => void) => void} off
+ * @property {(message: Record<string, unknown>) => void} send
+ */
+
+/**
+ * The names of what changed.
+ *
+ * @template State
+ * @typedef {{ [Name in keyof State]?: true }} Changed
+ */
+
+/** @template {object} State */
 export class Store {
+  /** @type {Set<(changed: Changed<State>) => void>} */
   #listeners = new Set();
   #state;
 
+  /** @param {State} state */
   constructor(state) {
     this.#state = state;
   }
 
+  /**
+   * @template {keyof State} Name
+   * @param {Name} name
+   */
   get(name) {
     return this.#state[name];
   }
 
-  /** Change values; only what is named changes. */
+  /**
+   * Change values; only what is named changes.
+   *
+   * @param {Partial<State>} changes
+   */
   set(changes) {
-    const names = Object.keys(changes).filter((name) => changes[name] !== this.#state[name]);
+    const names = /** @type {(keyof State)[]} */ (Object.keys(changes)).filter(
+      (name) => changes[name] !== this.#state[name],
+    );
     if (!names.length) return;
-    for (const name of names) this.#state[name] = changes[name];
-    const changed = Object.fromEntries(names.map((name) => [name, true]));
+    Object.assign(this.#state, changes);
+    const changed = /** @type {Changed<State>} */ (Object.fromEntries(names.map((name) => [name, true])));
     for (const listener of [...this.#listeners]) listener(changed);
   }
 
-  /** Call `listener(changed)` after each change, with the names of what changed; returns what ends that. */
+  /**
+   * Call `listener(changed)` after each change, with the names of what changed; returns what ends that.
+   *
+   * @param {(changed: Changed<State>) => unknown} listener
+   */
   on(listener) {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
@@ -34,17 +70,24 @@ export class Store {
  * Keep `store` and the widget's model the same, both ways; returns what ends that, whose `flush()` tells Python what it
  * was not told yet. `read[name]()` gives a value as the model has it, `told[name]()` one of the store as the model
  * writes it; what is in `read` alone is Python's to say.
+ *
+ * @param {Store<any>} store
+ * @param {Model} model
+ * @param {Record<string, () => unknown>} read
+ * @param {Record<string, () => unknown>} told
  */
 export function synced(store, model, read, told) {
+  /** @type {Set<string>} */
   const pending = new Set();
-  let timer = null;
+  /** @type {number | undefined} */
+  let timer;
   const tell = () => {
-    timer = null;
+    timer = undefined;
     for (const name of pending) model.set(name, told[name]());
     pending.clear();
     model.save_changes();
   };
-  const hear = (name) => () => {
+  const hear = (/** @type {string} */ name) => () => {
     if (!pending.has(name)) store.set({ [name]: read[name]() });
   };
   const heard = Object.fromEntries(Object.keys(read).map((name) => [name, hear(name)]));
@@ -57,7 +100,7 @@ export function synced(store, model, read, told) {
     timer = setTimeout(tell, SETTLE);
   });
   const flush = () => {
-    if (timer === null) return;
+    if (timer === undefined) return;
     clearTimeout(timer);
     tell();
   };

@@ -4,12 +4,25 @@ import { axisClass } from "./axes.js";
 import { h, s } from "./dom.js";
 import { bytesParts } from "./format.js";
 
-/** The name of a mesh axis in its hue. */
+/** @import * as Sent from "./payload_types.js" */
+/** @import { Figure } from "./format.js" */
+/** @import { AxisNames, Leaf } from "./mesh.js" */
+
+/**
+ * The name of a mesh axis in its hue.
+ *
+ * @param {AxisNames} mesh
+ * @param {number} index
+ */
 export const axis = (mesh, index) => h("span", { class: axisClass(index) }, mesh.names[index]);
 
 /**
  * A sentence as nodes; `opens` tells what a span of kind "memory" or "line" does: `opens.line("cell [3], line 12")` is a
  * function that goes there, null where there is nothing to go to.
+ *
+ * @param {Sent.Span[]} list
+ * @param {AxisNames} mesh
+ * @param {Record<string, (text: string) => (() => void) | null>} [opens]
  */
 export function spans(list, mesh, opens = {}) {
   return list.map(([text, kind]) => {
@@ -24,7 +37,12 @@ export function spans(list, mesh, opens = {}) {
   });
 }
 
-/** `f32[50257,768@data]`: JAX's notation, each axis in its hue. */
+/**
+ * `f32[50257,768@data]`: JAX's notation, each axis in its hue.
+ *
+ * @param {AxisNames} mesh
+ * @param {Pick<Leaf, "shape" | "spec" | "dtype">} leaf
+ */
 export function typed(mesh, leaf) {
   const dims = leaf.shape.map((size, i) => {
     const axes = leaf.spec[i];
@@ -38,6 +56,9 @@ export function typed(mesh, leaf) {
 /**
  * `on pipe=2`: where leaves lie that are not on the whole mesh, given the `within` of each; `on one of pipe=0-3` for
  * leaves of a stage each; `short`, `pipe=0-3`. Nothing for the whole mesh.
+ *
+ * @param {AxisNames} mesh
+ * @param {Sent.Within[][]} withins
  */
 export function placed(mesh, withins, short = false) {
   if (!withins[0].length) return null;
@@ -61,7 +82,12 @@ function indexText(spans) {
   return texts.length > 3 ? `${texts[0]},\u2026,${texts.at(-1)}` : texts.join(",");
 }
 
-/** `P(None, 'model')`, without the Nones at its end. */
+/**
+ * `P(None, 'model')`, without the Nones at its end.
+ *
+ * @param {AxisNames} mesh
+ * @param {Pick<Leaf, "spec">} leaf
+ */
 export function specText(mesh, leaf) {
   const entries = leaf.spec.map((axes) => {
     const names = axes.map((index) => `'${mesh.names[index]}'`);
@@ -71,7 +97,11 @@ export function specText(mesh, leaf) {
   return `P(${entries.join(", ")})`;
 }
 
-/** Bytes as a number and a quieter unit. */
+/**
+ * Bytes as a number and a quieter unit.
+ *
+ * @param {Figure} n
+ */
 export function bytesNodes(n) {
   const [number, unit] = bytesParts(n);
   return unit ? [number, h("span", { class: "jsm-u" }, unit)] : [number];
@@ -90,7 +120,12 @@ const SHAPES = {
   ],
 };
 
-/** A sign whose shape tells what its colour tells: ok, error, warning, info. `label` is read aloud, null is not. */
+/**
+ * A sign whose shape tells what its colour tells: ok, error, warning, info. `label` is read aloud, null is not.
+ *
+ * @param {Sent.Sign} kind
+ * @param {string | null} [label]
+ */
 export const sign = (kind, label = kind) =>
   h(
     "span",
@@ -103,7 +138,11 @@ export const sign = (kind, label = kind) =>
 
 const SAID_FOR = 1200; // ms that the button says "copied"
 
-/** A line of code beside a button that copies it. */
+/**
+ * A line of code beside a button that copies it.
+ *
+ * @param {string} text
+ */
 export function copyable(text) {
   const words = text.split(" ").flatMap((word, i) => [i ? " " : null, h("span", { class: "jsm-word" }, word)]);
   const button = h("button", { type: "button", "aria-label": `Copy ${text}` }, "copy");

@@ -2,7 +2,11 @@
 
 const MARKED = "[data-jp-theme-light], .vscode-dark, .vscode-light, .vscode-high-contrast, [theme]";
 
-/** Set `data-theme` on `root`, now and whenever the host changes; returns what ends that. */
+/**
+ * Set `data-theme` on `root`, now and whenever the host changes; returns what ends that.
+ *
+ * @param {HTMLElement} root
+ */
 export function followTheme(root) {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const update = () => root.setAttribute("data-theme", isDark(root, system) ? "dark" : "light");

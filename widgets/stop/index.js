@@ -23,7 +23,7 @@ function render({ model, el }) {
     try {
       await kernel.interrupt();
     } catch (refused) {
-      el.textContent = `${BY_HAND} (${refused.message})`;
+      el.textContent = `${BY_HAND} (${/** @type {Error} */ (refused).message})`;
     }
   });
   el.append(button);

@@ -4,6 +4,13 @@ import { charts } from "../shared/curve.js";
 import { h } from "../shared/dom.js";
 import { spans } from "../shared/text.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Mesh } from "../shared/mesh.js" */
+
+/**
+ * @param {Sent.Report & { training: Sent.Training }} data
+ * @param {Mesh} mesh
+ */
 export function view({ training }, mesh) {
   const { lead, heads, rows, notes } = training;
   const look = (place) => ({ class: place ? "jsm-num" : null });

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from sample_extremes import hostile
-from sample_pipelines import reported
-from sample_reports import SAMPLES, attached
+from support.sample_extremes import hostile
+from support.sample_pipelines import reported
+from support.sample_reports import SAMPLES, attached
 
 from jaxshard_magic.errors import ShardError, printable
 from jaxshard_magic.report import Advice, Leaf, Report
