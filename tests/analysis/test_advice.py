@@ -58,7 +58,7 @@ def test_a_step_where_all_is_cut_as_planned_gets_no_advice():
     assert advise([cut, small, BATCH], MESH, "fsdp+tp") == ()
 
 
-def test_a_leaf_that_could_not_be_cut_is_told_with_its_moments_and_a_rule_for_another_dimension():
+def test_an_undivided_leaf_is_told_with_its_moments_and_a_rule_that_divides():
     shape, spec = (50257, 768), (None, "data")
     wte = [
         leaf(f"state.{where}wte.embedding", shape, spec, role, AXES, ("model",))
@@ -236,7 +236,7 @@ def on_stages(first: int, end: int, *args, **fields) -> Leaf:
     return replace(leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)})
 
 
-def test_what_a_pipeline_puts_on_one_stage_is_neither_whole_everywhere_nor_a_reason_to_cut_others():
+def test_an_array_on_one_stage_is_not_called_whole_on_each_device():
     pipe = mesh(pipe=4, data=2)
     table, head = (on_stages(s, s + 1, name, (1000, 512)) for s, name in ((0, "table"), (3, "head")))
     stack = on_stages(1, 3, "layers", (8, 512, 512), ("pipe", None, None))

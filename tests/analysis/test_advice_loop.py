@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.advised import case, told
 from support.sample_metrics import metrics
-from test_advice_speed import case, told
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import TrainingLoop
@@ -139,7 +139,7 @@ def test_calls_of_one_kind_and_a_compile_before_the_loop_are_no_recompile():
     assert advice(step, "recompiled") is None
 
 
-def test_a_loss_that_is_nan_is_an_error_with_its_first_step_and_the_setting_that_finds_its_line():
+def test_a_nan_loss_is_told_with_its_first_step_and_the_setting_to_find_it():
     step = jaxshard_magic.shard(train_step, "dp", mesh="data=2")
     step.on_metrics()
     w = jnp.ones((4, 4))
@@ -184,7 +184,7 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
     assert found.fix == FEED
 
 
-def test_the_text_to_paste_is_a_loop_over_a_feed_and_a_fed_loop_is_not_told_to_paste_it():
+def test_the_text_to_paste_is_a_loop_over_a_feed_and_fed_loops_get_none():
     names: dict = {"batches": range(4), "seen": []}
     exec(FEED.replace("# ", "") + "\n    seen.append(batch)", names)
     assert names["seen"] == [0, 1, 2, 3]

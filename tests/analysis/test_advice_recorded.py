@@ -33,7 +33,7 @@ def test_a_device_that_computes_longer_than_the_others_is_named():
     assert "slow-device" not in found(measured())  # 6.4%
 
 
-def test_a_device_of_a_pipeline_is_slow_beside_those_of_its_own_stage_and_the_advice_says_so():
+def test_a_slow_device_is_compared_with_those_of_its_own_stage():
     slow = replace(measured(), behind=0.0094)
     assert found(slow, jobs={"pp": ("pipe",)})["slow-device"].startswith(
         "Device 0 computes 9.40 ms longer in a step than the median one of its own stage, 20% of the step"

@@ -1,6 +1,5 @@
 """Advice on speed, memory and the program: each rule fires where it should and is silent where it should be."""
 
-import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -10,48 +9,25 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from support.advised import MATMUL, batch, case, mesh, told
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise, by_level
-from jaxshard_magic.analysis.roofline import roofline, with_times
+from jaxshard_magic.analysis.roofline import roofline
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.plan import DeviceWork
-from jaxshard_magic.report import Advice, Collective, DeviceMemory, Leaf, Memory, MeshInfo
+from jaxshard_magic.report import Advice, Collective, DeviceMemory, Leaf, Memory
 
 GIB = 2**30
-MATMUL = DeviceWork(10**12, 10**6, "bfloat16")  # 5 ms on v5e, compute bound
-
-
-def mesh(**axes: int) -> MeshInfo:
-    return MeshInfo(axes, "cpu", "cpu", "simulated", tuple(range(math.prod(axes.values()))), 1)
 
 
 def leaf(path: str, nbytes: int, spec=(None,), role: str = "params", parts: int = 1) -> Leaf:
     return Leaf(path, role, (nbytes // 4,), "float32", spec, nbytes, nbytes // parts, "")
 
 
-def batch(axes: dict[str, int], examples: int = 64) -> Leaf:
-    return Leaf("x", "batch", (examples, 4), "float32", ("data", None), 16 * examples, 16, "")
-
-
 def sent(kind: str, nbytes: int, *axes: str, group: int = 8, line: int | None = None) -> Collective:
     return Collective(kind, axes, group, 1, nbytes, nbytes, line=line)
-
-
-def case(axes: dict[str, int], on: str | None = None, shares=(MATMUL,), collectives=(), strategy="dp", **more) -> Case:
-    roof = None
-    if on is not None:
-        roof = roofline(chip(on), axes, shares, (), collectives)
-        collectives = with_times(collectives, roof)
-    given = {"leaves": (batch(axes),), "jobs": {strategy: tuple(axes)[-1:]}, "examples": 64} | more
-    return Case(mesh=mesh(**axes), strategy=strategy, roof=roof, shares=shares, collectives=collectives, **given)
-
-
-def told(made: Case, code: str):
-    found = [a for a in advise(made) if a.code == code]
-    assert len(found) <= 1
-    return found[0] if found else None
 
 
 def memory(peak: int | None, limit: int | None) -> Memory:
@@ -155,7 +131,7 @@ def test_a_batch_too_small_to_keep_the_chip_busy():
     assert told(case({"data": 8}, None, shares=[DeviceWork(1, 10**9, "bfloat16")]), "small-batch") is None
 
 
-def test_no_larger_batch_is_advised_where_its_own_bytes_are_what_the_chip_waits_for():
+def test_no_larger_batch_is_advised_where_its_own_bytes_are_the_bound():
     # 60 FLOPs for each byte of the scores, whatever the batch.
     scores = DeviceWork(60 * 10**9, 10**9, "bfloat16", weights=10**6)
     warned = told(case({"data": 8}, "v5e", shares=[scores]), "small-batch")
@@ -272,7 +248,7 @@ def test_of_stacked_weights_a_layer_counts_and_of_a_step_without_loops_each_whol
     assert sharded.entry.plan.largest_weight == max(16 * 32 * 4, 32 * 32 * 2)
 
 
-def test_activations_that_a_constraint_makes_whole_are_found_and_usual_strategies_have_none():
+def test_activations_made_whole_by_a_constraint_are_found_and_no_others():
     def step(w, x, whole):
         def loss(w):
             h = jnp.tanh(x @ w)

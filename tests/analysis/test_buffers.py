@@ -116,7 +116,7 @@ def test_a_step_without_temporaries_holds_what_goes_in_and_out():
 
 
 @pytest.mark.parametrize("donated", [(), (0,)])
-def test_arguments_and_outputs_are_xla_s_to_the_byte_and_a_donated_one_counts_once(donated):
+def test_arguments_and_outputs_are_xlas_to_the_byte_donated_ones_once(donated):
     program = compiled(mlp_step, MLP, array(512, 64), donate_argnums=donated)
     found, stats = live(program), totals(program)
     weights = 4 * (64 * 128 + 128 * 256 + 256 * 32)

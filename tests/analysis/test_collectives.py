@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_replica_groups import meshes_and_axes
+from support.mesh_draws import meshes_and_axes
 
 from jaxshard_magic.analysis.collectives import collectives, module_collectives, wire_bytes
 from jaxshard_magic.analysis.hlo import parse_module
@@ -155,7 +155,7 @@ def test_a_collective_in_a_loop_counts_once_per_trip(fun, count, axes):
     assert found(fun, X, axes=axes) == (Collective("all-reduce", ("data",), n, count, BYTES, sent),)
 
 
-def test_a_collective_in_a_loop_of_unknown_length_is_marked_and_counted_for_one_pass():
+def test_a_collective_in_a_loop_of_unknown_length_counts_for_one_pass():
     def step(x):
         def body(state):
             i, c = state

@@ -57,7 +57,7 @@ def compiler(mesh: jax.sharding.Mesh) -> Iterator[Compiler]:
 FROM, TO = P("y", None, "x"), P(None, ("x", "y"), None)
 
 
-def test_what_xla_complains_of_is_taken_off_and_all_else_that_is_written_meanwhile_is_seen(compiler, capfd):
+def test_complaints_of_xla_are_taken_off_and_all_other_output_is_seen(compiler, capfd):
     lowered = compiler.lowered(FROM, TO)
     say(b"before\n")
     with capture_messages() as found:
@@ -73,7 +73,7 @@ def test_what_xla_complains_of_is_taken_off_and_all_else_that_is_written_meanwhi
     assert message.endswith(".")
 
 
-def test_without_a_capture_xla_complains_on_descriptor_2_and_in_the_form_that_is_known(compiler, capfd):
+def test_xla_complains_on_descriptor_2_in_the_form_that_is_known(compiler, capfd):
     compiler.lowered(FROM, TO).compile()
     seen = capfd.readouterr().err
     assert "Involuntary full rematerialization" in seen
@@ -83,7 +83,7 @@ def test_without_a_capture_xla_complains_on_descriptor_2_and_in_the_form_that_is
     assert len(found.messages) == 1
 
 
-def test_a_complaint_of_xla_becomes_a_finding_with_its_line_its_size_and_what_to_do(compiler):
+def test_a_complaint_of_xla_becomes_a_finding_with_line_size_and_remedy(compiler):
     with capture_messages() as log:
         program = compiler.lowered(FROM, TO).compile()
     (one,) = parse_messages(log.messages, AXES)

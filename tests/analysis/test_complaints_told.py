@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxshard_magic
 
 
-def test_a_full_rematerialization_is_a_finding_with_its_line_and_not_text_on_stderr(capfd):
+def test_a_full_rematerialization_is_a_finding_and_not_text_on_stderr(capfd):
     mesh = jaxshard_magic.mesh("x=4 y=2")
 
     once = random.random()  # else a later run has the program from jax's cache, and the compiler says nothing

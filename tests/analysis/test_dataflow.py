@@ -113,7 +113,7 @@ ENTRY %main (p: f32[2,4], q: f32[8,4]) -> f32[8,4] {
 """
 
 
-def test_what_uses_a_collective_that_is_split_into_fusions_is_found_behind_its_own_end():
+def test_users_of_a_collective_split_into_fusions_are_found_after_its_end():
     module = parse_module(SPLIT)
     found = Dataflow(module).consumers(module.computations["starting"], "gather.1")
     assert [instruction.name for _, instruction in found] == ["start", "end", "ended", "used"]

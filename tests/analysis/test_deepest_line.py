@@ -153,7 +153,7 @@ def test_the_innermost_line_is_told_and_the_one_that_led_there(made, kind: str):
     assert {b.called for b in buffers} <= {f"{step}:3", None}
 
 
-def test_a_librarys_function_that_was_traced_for_an_earlier_step_has_none_of_its_lines(made):
+def test_a_library_function_traced_earlier_has_no_line_of_that_step(made):
     made.run(MODELS["remat"][0])
     made.run("%%shard fsdp --microbatches 4 --dry-run" + STEP)
     before = f"cell [{made.shell.execution_count - 1}]"

@@ -317,7 +317,7 @@ def test_a_collective_in_an_async_wrapper_counts_once():
     assert collectives(program(sugar), MODEL) == rows
 
 
-def test_a_collective_that_tpu_repeats_in_its_start_step_and_done_fusions_counts_once():
+def test_a_collective_repeated_in_a_tpus_fusions_counts_once():
     gather = (
         "all-gather(%x), channel_id=16, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, "
         'use_global_device_ids=true, frontend_attributes={chain_id="0"}'

@@ -227,7 +227,7 @@ def test_a_cached_compilation_never_tells_the_lines_of_an_earlier_text(tmp_path)
         compilation_cache.reset_cache()
 
 
-def test_a_cast_of_a_parameter_has_the_parameters_name_in_the_program_so_that_what_is_gathered_after_it_has():
+def test_a_gather_after_a_cast_of_a_parameter_has_the_parameters_name():
     def train_step(params, x):
         def loss(params):
             h, _ = jax.lax.scan(lambda h, w: (h @ w.astype(jnp.bfloat16), None), x, params["layers"])

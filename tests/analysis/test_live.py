@@ -124,7 +124,7 @@ def test_an_array_is_a_leaf_only_with_the_elements_of_it_or_of_a_device_s_part(d
     assert _describe_part(dims, leaf, 2) == said
 
 
-def test_what_lies_at_the_peak_is_told_with_its_weight_its_stack_and_whether_it_is_kept():
+def test_buffers_at_the_peak_have_their_weight_stack_and_whether_kept():
     def layer(x, w):
         return jnp.tanh(x @ w), None
 

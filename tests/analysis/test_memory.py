@@ -213,7 +213,7 @@ def test_a_peak_that_leaves_out_the_temporaries_is_not_believed(mesh):
         assert (one.peak, one.temporaries, one.other) == (arguments + 100 + 7000, 7000, 100)
 
 
-def test_without_xla_s_accounts_the_peak_is_unknown_and_the_arguments_still_are_known(mesh):
+def test_without_xlas_accounts_the_peak_is_unknown_but_not_the_arguments(mesh):
     one = pair_memory(None, mesh)
     assert (one.peak, one.temporaries) == (None, None)
     assert (one.params, one.batch, one.other) == (300 * 500 * 4, 128 * 256 * 4, 0)

@@ -120,7 +120,7 @@ def test_a_loop_waits_in_every_trip():
     assert waits(program(WHILE, loop(inside)), 5 * 0.4) == pytest.approx([5 * 0.6], rel=1e-4)
 
 
-def test_what_ends_in_the_next_trip_is_hidden_by_this_one_as_far_as_the_links_keep_up():
+def test_what_ends_in_the_next_trip_is_hidden_as_far_as_links_keep_up():
     assert waits(program(WHILE, loop(work("a", 1.5) + start("ag"))), 5 * 1.5) == [0]
     assert waits(program(WHILE, loop(work("a", 0.4) + start("ag"))), 5 * 0.4) == pytest.approx([5 * 0.6], rel=1e-4)
 

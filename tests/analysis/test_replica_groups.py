@@ -1,12 +1,12 @@
 """Groups of devices in any form in which XLA writes them, over any axes of any mesh."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mesh_draws import meshes_and_axes
 
 from jaxshard_magic.analysis.collectives import module_collectives, replica_groups
 from jaxshard_magic.analysis.hlo import parse_module
@@ -62,16 +62,6 @@ ENTRY %main (p: f32[16,8]) -> f32[16,8] {{
 def test_groups_of_any_form_become_mesh_axes(groups, axes, size):
     (got,) = module_collectives(parse_module(reduced_over(groups)), {"data": 4, "model": 2})
     assert (got.axes, got.group_size, got.bytes) == (axes, size, BYTES)
-
-
-sizes = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4)
-
-
-@st.composite
-def meshes_and_axes(draw, sizes: Any = sizes):
-    axes = dict(zip("abcd", draw(sizes), strict=False))
-    chosen = draw(st.sets(st.sampled_from(list(axes)), min_size=1))
-    return axes, tuple(a for a in axes if a in chosen)
 
 
 def written(axes: dict[str, int], chosen: tuple[str, ...], form: str, shuffle) -> str:

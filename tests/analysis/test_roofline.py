@@ -74,7 +74,7 @@ def test_communication_bounds_a_step_where_it_takes_longer_than_all_else():
     assert found.step == pytest.approx(found.communication / 0.9 + 1e-3 / 0.95)
 
 
-def test_a_range_holds_the_guess_between_all_overlapped_at_the_peak_and_nothing_overlapped():
+def test_a_range_is_from_all_overlapped_at_the_peak_to_nothing_overlapped():
     share, nbytes = (
         DeviceWork(197 * 10**9, 10**6, "bfloat16", weights=10**6),
         8 * 10**7,

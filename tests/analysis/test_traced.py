@@ -141,7 +141,7 @@ def test_a_recording_adds_up_to_the_figures_worked_out_by_hand():
     assert found.dispatch == pytest.approx(5 * US)
 
 
-def test_sums_of_hosts_are_those_of_all_their_devices_whatever_their_clocks_and_their_files_are():
+def test_sums_of_hosts_are_of_all_devices_whatever_their_clocks_and_files():
     """The second host has the same runs by another clock, 20 us longer on its second device, and one of them less."""
     here, elsewhere = instructions(PROGRAM), instructions(PROGRAM.replace(CELL, "/home/other/cell.py"))
     traces = (
@@ -259,7 +259,7 @@ def test_on_an_accelerator_a_collective_lasts_from_its_start_to_its_end(plane, l
     assert (gather.seconds, gather.waiting) == (pytest.approx(14 * US), None)
 
 
-def test_an_operation_of_a_tpu_is_of_the_program_during_which_it_runs_and_those_of_others_are_left_out():
+def test_a_tpu_operation_belongs_to_the_program_during_which_it_runs():
     """A plane as a TPU's: operations that name no program, programs with a number behind their names. Between two steps
     another program runs an instruction of the same name, for longer than the step does."""
 

@@ -79,7 +79,7 @@ def no_compiler(monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_plan_of_a_pipeline_sends_what_its_compiled_stages_send_from_the_same_lines(form):
+def test_a_pipelines_plan_sends_what_its_compiled_stages_do_line_by_line(form):
     given = arguments(8 if form == "one device" else LAYERS)
     step = sharded(form)
     planned = step.plan(*given)
@@ -109,7 +109,7 @@ def test_the_planned_memory_of_a_pipeline_is_near_that_of_its_compiled_stages(fo
         assert a.peak == pytest.approx(b.peak, rel=LONGER_HELD.get(form, 0.1))
 
 
-def test_the_plan_tells_what_a_teacher_before_the_gradient_call_sends_from_its_line():
+def test_the_plan_tells_what_a_teacher_before_the_gradient_sends():
     def run(weights, x):
         for w in weights:
             x = jax.nn.gelu(x @ w)
@@ -181,7 +181,7 @@ def test_the_plan_of_a_pipeline_predicts_a_chip_that_is_not_attached(no_compiler
     assert report.timing.predicted_low_s < report.timing.predicted_step_s < report.timing.predicted_high_s
 
 
-def test_the_plan_of_a_pipeline_is_the_prediction_of_its_compiled_stages_for_a_chip():
+def test_a_pipelines_plan_predicts_what_its_compiled_stages_do_for_a_chip():
     step, given = sharded("tensor", on="v5e"), arguments()
     planned = step.plan(*given).timing
     step.prepare(*given)

@@ -275,7 +275,7 @@ print(store.steps())
 
 @pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
-def test_a_save_that_fails_while_it_is_written_is_one_line_and_leaves_the_one_before(tmp_path):
+def test_a_save_that_fails_is_one_line_and_keeps_the_one_before(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "c")], env=bare(), capture_output=True, text=True
     )
@@ -368,7 +368,7 @@ def killed_in_a_save(folder, delay):
 
 
 @pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.ci), pytest.param(50, marks=pytest.mark.full)])
-def test_a_process_killed_at_any_moment_of_a_save_leaves_the_last_whole_checkpoint(times, tmp_path):
+def test_a_process_killed_during_a_save_leaves_the_last_whole_checkpoint(times, tmp_path):
     moments, cut = np.random.default_rng(5).uniform(0, 0.3, times), 0
     for i, delay in enumerate(moments):
         folder = tmp_path / str(i)

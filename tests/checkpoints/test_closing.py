@@ -17,7 +17,7 @@ def about(n):
     return CheckpointInfo(n, "fsdp", "data=8", (SavedLeaf("w", (8,), "float32"),))
 
 
-def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_it_is_written(tmp_path, monkeypatch):
+def test_an_interrupted_wait_leaves_the_folder_to_the_save_until_written(tmp_path, monkeypatch):
     written, store = threading.Event(), CheckpointStore(tmp_path / "c")
     manager = store._open_manager()
     wait = manager.wait_until_finished

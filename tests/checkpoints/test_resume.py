@@ -174,7 +174,7 @@ def test_a_folder_with_checkpoints_is_not_written_into_unless_asked(tmp_path):
         step.checkpoint(tmp_path)
 
 
-def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_call(tmp_path, monkeypatch):
+def test_an_interval_of_time_begins_with_each_save_and_ends_with_a_call(tmp_path, monkeypatch):
     now, w, step = 0.0, jnp.ones(64), new_step(step=halved)
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(save_schedule, "time", clock)

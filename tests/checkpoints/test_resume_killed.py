@@ -58,7 +58,7 @@ def training(tmp_path, folder, out, slow):
 
 
 @pytest.mark.ci
-def test_killed_five_times_a_training_ends_with_the_parameters_of_one_never_killed(tmp_path):
+def test_a_training_killed_five_times_ends_as_one_that_was_never_killed(tmp_path):
     whole = training(tmp_path, "-", tmp_path / "whole.npz", 0)
     said, _ = whole.communicate(timeout=120)
     assert whole.returncode == 0, said

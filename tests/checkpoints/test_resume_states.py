@@ -179,7 +179,7 @@ def train_step(w, x):
 """
 
 
-def test_a_cell_that_is_stopped_before_it_is_where_it_was_says_so_and_loses_nothing(notebook, tmp_path):
+def test_a_cell_stopped_before_it_has_caught_up_says_so_and_loses_nothing(notebook, tmp_path):
     notebook.run(STEP + "stop = 7")
     line = f"%%shard dp --checkpoint {tmp_path}/run --every 3 --resume"
     notebook.fails(line + CELL)

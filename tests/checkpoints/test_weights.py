@@ -60,7 +60,7 @@ def test_each_device_has_its_part_of_every_dtype_of_a_file_of_safetensors(spec, 
         assert all(same(s.data, tree[name][s.index]) for s in found[name].addressable_shards)
 
 
-def test_a_part_is_read_once_for_all_devices_that_hold_it_and_nothing_beside_the_parts(tmp_path, monkeypatch):
+def test_each_part_is_read_once_for_all_its_devices_and_nothing_else(tmp_path, monkeypatch):
     tree = {"w": values(shape=(64, 32))}
     save_file(tree, tmp_path / "w.safetensors")
     read, plain = [], ArraySource.part
@@ -72,7 +72,7 @@ def test_a_part_is_read_once_for_all_devices_that_hold_it_and_nothing_beside_the
 
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
-def test_what_numpy_saved_is_read_stored_or_packed_in_any_order_of_bytes_and_dimensions(write, tmp_path):
+def test_npz_files_are_read_packed_or_not_in_any_order_of_bytes_and_dims(write, tmp_path):
     plain, turned = values(shape=(32, 16)), values(shape=(8, 6, 4))
     write(
         tmp_path / "w.npz",

@@ -49,7 +49,7 @@ def dots(folder) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("home", rows())
-def test_products_run_in_bfloat16_and_numbers_are_as_near_to_float32_as_the_plan_s(notebook, tmp_path, home: Home):
+def test_products_run_in_bfloat16_with_numbers_as_near_as_the_plans(notebook, tmp_path, home: Home):
     program = code(notebook, home, "fsdp --precision bf16", "data=4")
     run, there, full = bare(program, tmp_path), planned(notebook), plain(home)
     assert "Without --precision" not in program.text

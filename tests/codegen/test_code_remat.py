@@ -149,7 +149,7 @@ def test_of_two_loops_that_which_keeps_more_is_cut(notebook):
 
 
 @pytest.mark.ci
-def test_a_loop_that_stands_at_one_line_for_two_of_which_one_is_cut_is_left_as_it_is(notebook):
+def test_a_line_that_is_two_loops_of_which_one_is_cut_is_left_alone(notebook):
     model = LAYER + (
         "def layers(x, w):\n    return lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()\n"
         "def loss_of(w, x):\n    return layers(x[:64], w) + layers(x, w)\n"
@@ -320,7 +320,7 @@ VALUES = {  # a model; what the program has then
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", rows(VALUES, 1))
-def test_statements_that_make_and_use_a_named_value_are_a_function_that_is_done_again(notebook, case):
+def test_statements_around_a_named_value_become_a_recomputed_function(notebook, case):
     model, after = VALUES[case]
     text, found, without = compared(notebook, "hidden", model)
     assert after.replace("'", '"') in text.replace("'", '"') and "Without --" not in text

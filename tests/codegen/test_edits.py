@@ -173,7 +173,7 @@ def again(text: str, lines: set[int] | None = None) -> str:
         ("h = jax.grad(jax.grad(f))", "h = jax.grad(again(jax.grad(again(f))))"),
     ],
 )
-def test_functions_that_are_differentiated_are_checkpointed_by_whose_gradient_it_is(text: str, after: str):
+def test_differentiated_functions_are_checkpointed_by_whose_gradient_it_is(text: str, after: str):
     assert again(text) == after
 
 

@@ -296,7 +296,7 @@ def test_a_shape_that_jax_cannot_lay_out_falls_back_to_plain_order(monkeypatch):
         ({"fsdp": 8}, P("data"), (8,), False),
     ],
 )
-def test_an_array_keeps_its_spec_where_the_new_mesh_has_its_axes_and_they_divide_it(axes, spec, shape, kept):
+def test_an_array_keeps_its_spec_where_the_new_meshs_axes_divide_it(axes, spec, shape, kept):
     old = NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
     new = jax.make_mesh(tuple(axes.values()), tuple(axes))
     assert new_sharding(old, shape, new) == (NamedSharding(new, spec) if kept else None)

@@ -139,7 +139,7 @@ def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(
         (0, 1, "1f1b", "use a batch of 2"),
     ],
 )
-def test_a_batch_that_no_number_of_microbatches_divides_is_told_with_those_that_do(batch, shards, name, says):
+def test_a_batch_that_microbatches_do_not_divide_is_told_numbers_that_do(batch, shards, name, says):
     assert says in refusal(lambda: default_microbatches(batch, shards, 4, PipelineOptions(schedule=name)))
 
 
@@ -165,7 +165,7 @@ def test_the_number_taken_divides_the_batch_and_suits_the_schedule(batch, shards
 # Beside other options
 
 
-def test_options_of_a_pipeline_without_one_are_told_with_the_strategy_that_has_one():
+def test_options_of_a_pipeline_without_one_are_told_the_strategy_for_them():
     said = refusal(lambda: pipeline_options(("fsdp",), {"stages": 4}, GradientOptions()))
     assert said.startswith("--stages 4 is for pipelines, and fsdp is none")
     assert said.endswith("%%shard pp+fsdp --stages 4")

@@ -130,7 +130,7 @@ def test_the_doctor_looks_at_two_hosts_and_ends_where_one_is_frozen_or_dead(tmp_
 
 
 @pytest.mark.ci
-def test_a_program_on_each_host_is_examined_from_within_also_where_one_does_not_come(tmp_path: Path):
+def test_programs_on_hosts_examine_themselves_even_if_one_is_missing(tmp_path: Path):
     program = textwrap.dedent(
         """
         import dataclasses, functools, json, sys

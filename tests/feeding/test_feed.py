@@ -306,7 +306,7 @@ def test_a_loop_comes_to_a_position_without_loading_what_is_before(made, left_at
         assert loader.loaded <= 3 + own + len(first) - calls + ahead
 
 
-def test_a_step_knows_the_feed_that_gives_it_batches_and_a_loop_under_way_is_brought_nowhere():
+def test_a_step_knows_its_feed_and_a_loop_under_way_is_not_moved():
     step, of = sharded(), feed(batches(4))
     for n, batch in enumerate(of):
         step(jnp.ones((4, 2)), batch)

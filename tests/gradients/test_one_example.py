@@ -135,7 +135,7 @@ def test_parts_of_one_example_have_the_numbers_of_the_whole_batch(loss, x):
     assert not [f for f in sharded.entry.plan.findings if f.code == "microbatches"]
 
 
-def test_parts_of_one_example_that_cannot_be_shown_to_add_up_are_refused_with_the_reason():
+def test_parts_of_one_example_not_known_to_add_up_are_refused_with_the_reason():
     says = refusal(lambda: ran(dropped_out, features(8), microbatches=8))
     assert says.startswith("--microbatches 8: the program of one example is another one than that of several (")
     assert "no sum" not in says

@@ -183,7 +183,7 @@ def test_a_rule_that_gives_each_row_its_own_gradient_is_taken_in_microbatches(na
 
 
 @pytest.mark.parametrize("name", OF_ALL)
-def test_a_rule_that_mixes_the_rows_is_told_in_microbatches_and_taken_whole_by_a_pipeline(name):
+def test_a_rule_that_mixes_rows_is_refused_or_taken_whole_by_a_pipeline(name):
     step = training(OF_ALL[name])
     sharded = jaxshard_magic.shard(step, "dp", mesh="cpu:2 data=2", microbatches=4, check=False)
     (told,) = [a.message for a in sharded.plan(*given()).advice if a.code == "microbatches"]

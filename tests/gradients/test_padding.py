@@ -160,7 +160,7 @@ def test_a_batch_that_a_spec_divides_gets_its_rows_too():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_weight_that_a_spec_divides_unevenly_is_refused_though_rows_are_added_to_the_batch():
+def test_padding_the_batch_does_not_allow_an_uneven_spec_of_a_weight():
     sharded = jaxshard_magic.shard(step_of(masked), "dp", mesh="data=4", pad=True, specs={"p.head": "P(None, 'data')"})
     with pytest.raises(ShardError, match=r"p\.head: dimension 1 of \(8, 5\) has size 5"):
         sharded(params(), data())

@@ -214,7 +214,7 @@ def test_both_gradient_calls_of_a_step_see_the_real_rows():
 
 
 @pytest.mark.ci
-def test_the_last_batch_of_an_epoch_goes_on_with_the_same_nnx_model_and_its_dropout():
+def test_an_epochs_last_batch_goes_on_with_the_same_nnx_model_and_dropout():
     def step(model, optimizer, x):
         value, grads = nnx.value_and_grad(lambda m: jnp.square(m(x)).mean())(model)
         optimizer.update(model, grads)

@@ -53,7 +53,7 @@ def by_hand(name):
 
 
 @pytest.mark.parametrize("name", thinned(["transformer", "linen with BatchNorm"], ["linen with BatchNorm"]))
-def test_each_gradient_is_about_as_near_to_float32_as_with_bfloat16_written_by_hand(name):
+def test_gradients_are_as_near_to_float32_as_bfloat16_by_hand(name):
     loss = model(name)
     hand = jax.tree.leaves(jax.jit(functools.partial(by_hand, name))())
     triples = zip(loss.found[1], hand, loss.reference[1], strict=True)

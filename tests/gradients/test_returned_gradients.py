@@ -81,7 +81,7 @@ def test_under_dp_each_device_has_all_of_a_gradient():
     assert not any(axes for spec in divisions(grads).values() for axes in spec)
 
 
-def test_the_gradients_of_an_nnx_model_are_divided_and_update_it_outside_of_the_step():
+def test_returned_nnx_gradients_are_divided_and_update_outside_the_step():
     model = nnx.Linear(256, 256, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     rows = np.random.default_rng(0).normal(size=(16, 256)).astype(np.float32)

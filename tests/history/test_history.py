@@ -93,7 +93,7 @@ def test_what_is_not_known_is_none_and_never_zero(kept: Store):
     assert kept.rows(limit=1)[0].sent == 0, "nothing moves: that is known"
 
 
-def test_what_did_not_fit_and_what_has_other_numbers_is_told_from_what_is_not_known(kept: Store):
+def test_not_fitting_and_other_numbers_are_told_apart_from_unknown(kept: Store):
     for made in (too_big, wrong, simulated):
         add(kept, made())
     assert [(found.fits, found.passed) for found in kept.rows()] == [

@@ -198,7 +198,7 @@ def test_nothing_is_left_of_a_start_that_is_stopped(kernels: list[Kernel], tmp_p
     assert kernel.left() == []
 
 
-def test_the_process_beside_a_kernel_ends_what_bears_its_folders_name_and_nothing_else(tmp_path: Path):
+def test_the_reaper_ends_what_bears_its_folders_name_and_nothing_else(tmp_path: Path):
     folders = [tmp_path / name for name in ("ended", "spared")]
     started = []
     for folder in folders:

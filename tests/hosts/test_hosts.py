@@ -90,7 +90,7 @@ def test_names_of_the_kernel_go_along_where_they_are_small_or_can_be_made_there(
     assert hosts.cell("print(scaled(3.5))").stdout == "9\n", "they are there now"
 
 
-def test_what_the_kernel_binds_anew_is_followed_as_long_as_the_hosts_have_what_it_sent(hosts: Hosts):
+def test_names_bound_anew_are_followed_while_hosts_have_what_was_sent(hosts: Hosts):
     for rate in (0.1, 0.2):
         hosts.cell(f"%%here\nrate = {rate}\ndef of_rate(): return rate * 2")
         assert hosts.cell("print(rate, of_rate())").stdout.splitlines()[-1] == f"{rate} {rate * 2}"
@@ -99,7 +99,7 @@ def test_what_the_kernel_binds_anew_is_followed_as_long_as_the_hosts_have_what_i
     assert hosts.cell("print(rate, of_rate())").stdout == "5 10\n", "the hosts' own"
 
 
-def test_a_cell_runs_that_names_what_can_not_go_and_tells_where_it_is_once_that_is_read(hosts: Hosts):
+def test_a_cell_that_names_what_cannot_be_sent_runs_until_that_is_read(hosts: Hosts):
     hosts.cell("%%here\nimport threading\nh = threading.Lock()")
     made = len(hosts.notebook["In"]) - 1
     own = "def double(h): return h * 2\ndef locked():\n    with h: pass\nprint([h for h in range(2)], double(2))"
@@ -185,9 +185,7 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
     hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
 
 
-def test_an_interrupt_that_a_garbage_collection_drops_while_names_are_brought_stops_the_cell(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupt_during_a_garbage_collection_stops_the_cell(hosts: Hosts, monkeypatch: pytest.MonkeyPatch):
     bring, came = HostNamespace.send_missing, list[str]()
 
     def interrupted(phase: str, _: object = None) -> None:

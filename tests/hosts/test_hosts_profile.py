@@ -32,7 +32,7 @@ def test_every_device_of_all_hosts_is_there_and_its_times_add_up_to_the_step(hos
     assert all(moved["seconds"] > 0 for moved in first["collectives"])
 
 
-def test_a_host_that_can_not_record_tells_the_others_and_all_can_record_afterwards(
+def test_a_host_that_cannot_record_tells_the_others_and_all_can_later(
     hosts: list[dict[str, Any]],
 ):
     for what, why in (

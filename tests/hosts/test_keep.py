@@ -58,7 +58,7 @@ def test_a_state_of_one_process_is_laid_out_over_two_hosts_to_the_bit(one, again
         assert host["restored"]["losses"] == pytest.approx(one["saved"]["losses"], rel=1e-5)
 
 
-def test_a_loop_on_hosts_goes_on_to_the_bit_and_each_reads_its_own_rows_from_its_place(two, again):
+def test_a_loop_on_hosts_goes_on_to_the_bit_each_host_with_its_own_rows(two, again):
     for before, host in zip(two, again, strict=True):
         assert host["resumed"]["state"] == before["whole"]["state"]
         assert host["resumed"]["losses"] == before["whole"]["losses"]
@@ -67,7 +67,7 @@ def test_a_loop_on_hosts_goes_on_to_the_bit_and_each_reads_its_own_rows_from_its
 
 
 @pytest.mark.parametrize("there", ["one", "two"])
-def test_with_other_hosts_batches_are_counted_and_the_numbers_are_those_of_one_never_stopped(there, two, one, again):
+def test_with_other_hosts_the_numbers_are_those_of_a_loop_never_stopped(there, two, one, again):
     for host in [one["resumed"]] if there == "one" else [each["after one"] for each in again]:
         assert host["losses"] == pytest.approx(one["whole"]["losses"], rel=1e-5)
         assert host["loaded"] == [1, 2, 3, *range(4, CALLS + 1)] and host["computed"] == CALLS - 4
@@ -75,7 +75,7 @@ def test_with_other_hosts_batches_are_counted_and_the_numbers_are_those_of_one_n
         assert f"the data was read by {were}: batches are counted" in host["said"][0]
 
 
-def test_an_interval_of_time_goes_by_one_clock_and_all_hosts_save_at_the_same_calls(two):
+def test_hosts_time_their_saves_by_one_clock_and_save_at_the_same_calls(two):
     saves = [host["timed"]["saves"] for host in two]
     assert saves[0] == saves[1] and saves[0][-1] == 36
     assert 3 <= len(saves[0]) < 36, "each second of a loop of more than three, and the last"
@@ -95,7 +95,7 @@ def test_a_folder_that_a_host_does_not_share_or_may_not_write_is_one_line_on_all
     )
 
 
-def test_a_save_that_one_host_can_not_write_ends_on_all_at_once_and_leaves_the_one_before(two):
+def test_a_save_that_one_host_cannot_write_fails_on_all_and_keeps_the_last(two):
     assert two[0]["full"]["said"] == two[1]["full"]["said"]
     first, by_1, by_0, last = two[0]["full"]["said"]
     assert first == last == "done"

@@ -137,7 +137,7 @@ class Kind:
         self._told.append(self.kind)
 
 
-def test_all_hosts_say_what_they_call_where_one_calls_something_else_and_only_there(clients: Service):
+def test_all_hosts_tell_their_calls_only_where_one_calls_something_else(clients: Service):
     made = [StepBarrier("kinds", host, HOSTS) for host in range(HOSTS)]
     told: list[list[str]] = [[] for _ in range(HOSTS)]
     draw = random.Random(0)

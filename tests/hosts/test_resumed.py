@@ -80,9 +80,7 @@ def test_interrupted_it_saves_once_more_on_all_hosts(hosts: Hosts, tmp_path: Pat
     assert checkpoints(tmp_path / "run")[-1] == step
 
 
-def test_a_loop_that_is_shorter_on_one_host_ends_with_a_line_and_a_checkpoint_that_all_have(
-    hosts: Hosts, tmp_path: Path
-):
+def test_a_loop_shorter_on_one_host_ends_with_a_line_and_a_whole_checkpoint(hosts: Hosts, tmp_path: Path):
     line, _ = hosts.fails(training(f"--checkpoint {tmp_path}/run --every 3", calls="12 - 4 * jax.process_index()"))
     assert line == "host 1: its loop had ended"
     first, second, *last = checkpoints(tmp_path / "run")
@@ -97,7 +95,7 @@ def test_a_folder_with_checkpoints_is_refused_on_all_hosts_in_one_line(hosts: Ho
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.full)])
-def test_a_host_is_killed_and_new_ones_go_on_with_the_same_numbers_and_so_does_what_is_left(
+def test_after_a_host_is_killed_new_hosts_or_one_go_on_with_the_same_numbers(
     victim: int, whole: list[float], tmp_path: Path
 ):
     with opened(tmp_path) as hosts:

@@ -28,7 +28,7 @@ def listening(pids: set[int]) -> set[str]:
 
 
 @pytest.mark.ci
-def test_hosts_of_this_machine_listen_on_it_alone_and_their_keys_are_in_files_of_their_user(tmp_path: Path):
+def test_hosts_of_this_machine_listen_locally_and_keys_are_the_users_files(tmp_path: Path):
     with opened(tmp_path) as hosts:
         said = [hosts.cell(f"%%shard fsdp --check\n{STEP}")]
         known = {*hosts.pids, *(process.pid for process in hosts.cluster.hub_processes())}
@@ -121,7 +121,7 @@ def test_without_encryption_in_libzmq_hosts_on_other_machines_are_refused(monkey
     assert "--ip=*" not in starting.options(HostsSpec.parse("hosts", "2"), Path())["controller_args"]
 
 
-def test_cpu_devices_of_several_machines_are_refused_unless_the_line_says_unencrypted():
+def test_cpu_devices_of_several_machines_need_the_word_unencrypted():
     with pytest.raises(ShardError, match=r"neither password nor encryption.*%mesh ssh:node1,node2 --unencrypted"):
         starting._check_encryption(SSH, alone=False)
     starting._check_encryption(SSH, alone=True)

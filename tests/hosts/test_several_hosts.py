@@ -123,7 +123,7 @@ def test_fewer_rows_on_one_host_are_refused_with_both_sizes(data: list[dict[str,
     assert data[12]["error"].startswith(sizes)
 
 
-def test_a_fed_loop_has_the_numbers_of_a_plain_one_whichever_host_has_its_batches_on_devices_first():
+def test_a_fed_loop_has_the_plain_numbers_whichever_host_is_first():
     first, second = several_hosts.run("support.hosts_steps:all_fed", FED)
     for case, one, other in zip(FED, first, second, strict=True):
         assert one["fed"] == one["plain"] == other["fed"], case

@@ -100,7 +100,7 @@ def test_other_rows_on_one_host_are_told_and_all_hosts_go_on(hosts: Hosts):
     hosts.cell(loop.format(rows="12 if i == 3 else 16") + "\nassert np.isfinite(float(loss))")
 
 
-def test_other_data_on_one_host_is_seen_on_the_first_call_of_a_cell_and_in_a_sample_after_it(hosts: Hosts):
+def test_other_data_on_one_host_is_seen_on_first_calls_and_in_samples(hosts: Hosts):
     hosts.cell(f"%%shard fsdp\n{STEP}for _ in range(40): state, loss = train_step(state, batch)")
     other = "{k: v + {when} * jax.process_index() for k, v in batch.items()}"
     for when, most in (("(i >= 0)", 0), ("(i > 70)", 128)):
@@ -169,7 +169,7 @@ def test_the_loop_of_a_later_cell_has_its_numbers_in_the_report(hosts: Hosts):
     assert metrics["loss"].last[-1] == pytest.approx(float(said.stdout), rel=1e-5)
 
 
-def test_what_a_comparison_tried_is_in_the_history_and_a_search_shows_the_step_that_went_on(hosts: Hosts):
+def test_trials_are_in_the_history_and_a_search_shows_the_chosen_step(hosts: Hosts):
     hosts.cell(f"%%shard dp,fsdp\n{STEP}")
     tried = [t.report.number for t in hosts.magics.session.comparison.trials if t.report is not None]
     kept = hosts.notebook.run("%shard history").rows
@@ -203,7 +203,7 @@ def recorded_again(hosts: Hosts) -> Measured:
     return report.measured
 
 
-def test_ctrl_c_while_steps_are_recorded_stops_all_hosts_and_they_can_record_again(hosts: Hosts):
+def test_ctrl_c_in_a_recording_stops_all_hosts_and_they_can_record_again(hosts: Hosts):
     hosts.cell(f"%%shard fsdp --profile 1\n{STEP}")
     later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     line, _ = hosts.fails("%shard profile 100")

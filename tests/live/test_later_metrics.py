@@ -4,8 +4,8 @@ import textwrap
 import threading
 
 import pytest
-from notebook.test_progress import SLOWLY, Drawn
 from support.cells import LOOP, STEP
+from support.drawn import SLOWLY, Drawn
 
 from jaxshard_magic.notebook import loop_progress, progress
 from jaxshard_magic.report import Curve, Metrics
@@ -46,7 +46,7 @@ def test_cells_that_train_no_further_leave_the_metrics_of_the_last_loop(first):
     assert first["train_step"].watch is None
 
 
-def test_a_later_loop_that_fails_has_metrics_up_to_there_and_the_step_runs_on_unwatched(first):
+def test_a_later_loop_that_fails_has_its_metrics_and_the_step_runs_on(first):
     first.fails("losses = []" + FIVE + "    1 / (len(losses) - 4)")
     assert first["train_step"].watch is None
     assert loss(first).last == pytest.approx(first["losses"], rel=1e-5) and len(first["losses"]) == 4

@@ -128,7 +128,7 @@ params = step(params, batch)
     assert found(source) == cells.StepLocation("step", in_cell=True)
 
 
-def test_an_imported_function_without_the_usual_name_is_found_by_the_call_that_replaces_its_argument():
+def test_an_imported_step_is_found_by_the_call_that_replaces_its_argument():
     namespace = made("def improve(s, b): return s\ndef batches(): return []")
     source = "for b in batches():\n    s = improve(s, b)"
     assert found(source, **namespace) == cells.StepLocation("improve", in_cell=False)
@@ -257,7 +257,7 @@ def test_two_steps_of_a_main_are_both_named():
     )
 
 
-def test_a_gradient_that_is_jitted_is_the_step_where_the_update_is_not_in_a_function_with_it():
+def test_a_jitted_gradient_is_the_step_where_the_update_stands_outside():
     source = """
 @jax.jit
 def apply_model(state, x):

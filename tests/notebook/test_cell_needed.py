@@ -216,7 +216,7 @@ def test_a_list_that_a_loop_fills_is_kept_with_the_loop():
     ]
 
 
-def test_a_users_function_may_change_its_argument_and_one_that_trains_is_an_earlier_call():
+def test_a_function_may_change_its_argument_and_training_is_an_earlier_call():
     fill, fit = "def fill(d):\n    d['a'] = 1", "def fit(d):\n    for i in range(3):\n        train_step(d)"
     step = "def train_step(p):\n    return p"
     cells = (f"{fill}\n{step}\n{fit}", "cfg = {}", "fill(cfg)", "fit(cfg)")

@@ -9,7 +9,7 @@ import pytest
 from conftest import Notebook
 from IPython.core.error import UsageError
 from support.fix_rows import ROWS, WITHOUT_A_CELL, Refused
-from test_hints import PACKAGE, followed, notebook, pasted
+from support.hinted import PACKAGE, followed, notebook, pasted
 
 from jaxshard_magic.config.request import is_line
 from jaxshard_magic.errors import ShardError

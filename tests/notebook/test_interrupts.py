@@ -57,5 +57,5 @@ def test_cells_interrupted_where_changes_begin_and_end_leave_nothing_behind(kind
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(12))
 @pytest.mark.parametrize("kind", ["plain", *OTHERS])
-def test_a_cell_interrupted_at_every_line_that_changes_the_process_leaves_nothing_behind(kind, part):
+def test_a_cell_interrupted_at_any_change_of_the_process_leaves_nothing(kind, part):
     assert interrupted_where_changes_are(kind, 10_000, part, 12) == []

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.browsing import expect
+from support.lab_cells import CELLS as REPORT
+from support.lab_cells import SHARD, START
 from support.lab_notebook import Notebook, opened
 from support.lab_server import until
-from test_lab import CELLS as REPORT
-from test_lab import SHARD, START
 
 pytestmark = pytest.mark.ci
 

@@ -147,7 +147,7 @@ def test_a_loop_under_another_is_known_by_where_it_was_called_from():
     assert cell.run("epoch()\nepoch()") == [None, 2, None, 4]
 
 
-def test_a_loop_around_a_function_of_the_notebook_that_hides_its_steps_is_known_after_a_pass():
+def test_the_length_of_a_loop_that_hides_its_steps_is_known_after_a_pass():
     cell = Cell()
     exec("def epoch():\n  for x in 'ab': train_step()", cell.namespace)
     cell.namespace["epoch"].__module__ = "__main__"

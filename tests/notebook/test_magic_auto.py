@@ -40,7 +40,7 @@ def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(giv
     assert (report.timing.calls, report.timing.timed) == (3, 2)
 
 
-def test_a_cell_that_only_defines_the_step_chooses_on_copies_of_what_the_notebook_holds(given):
+def test_a_cell_that_only_defines_the_step_chooses_on_copies_of_the_state(given):
     before = given["state"]
     found = given.run("%%shard auto --among dp,fsdp -o kept" + STEP)
     assert given["kept"] is found

@@ -238,7 +238,7 @@ def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
     assert float(printed(text + "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
 
 
-def test_arguments_and_a_step_that_functions_made_through_global_are_made_in_the_program(notebook):
+def test_what_functions_made_through_global_is_made_in_the_program(notebook):
     notebook.run("%mesh data=8;")
     notebook.run(MODEL)
     notebook.run("def filled(n):\n    return jnp.ones((n, SIZE))")

@@ -10,9 +10,7 @@ def prepared(notebook):
     return begun(notebook)
 
 
-def test_a_file_is_named_and_none_of_the_user_s_is_written_over_and_what_can_t_be_written_is_one_line(
-    prepared, tmp_path, monkeypatch, capsys
-):
+def test_a_file_is_written_where_named_and_never_over_one_of_the_users(prepared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "runs").mkdir()

@@ -114,7 +114,7 @@ def test_the_calls_that_a_stopped_cell_made_are_one_number(given):
     assert "Stopped at step 13 of 31" in text and " of 13 calls, 1 of another program" in text
 
 
-def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_report(given):
+def test_a_cell_that_raises_after_its_step_shows_traceback_and_report(given):
     error, seen = ended(given, "%%shard dp -o kept" + STEP + STOPS.format("{}['wte']"))
     assert isinstance(error, KeyError)
     number = given.shell.execution_count - 1

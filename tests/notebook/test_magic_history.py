@@ -44,7 +44,7 @@ def test_the_same_run_told_again_takes_its_own_place(own):
     assert [r.strategy for r in own.run("%shard history").rows] == ["dp", "fsdp"]
 
 
-def test_a_step_s_report_has_the_number_that_the_notebook_and_the_history_know_it_by(own):
+def test_a_report_has_its_number_of_the_notebook_and_the_history(own):
     cell = "%%shard fsdp" + STEP + LOOP + "inside = train_step.report()\n"
     first = own.run(cell)
     assert own["inside"].number is None, "the cell has no report yet"

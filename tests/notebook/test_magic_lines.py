@@ -76,7 +76,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_behind_a_step_that_ran_leaves_the_session_usable_and_the_step_sharded(given, interruptible):
+def test_ctrl_c_after_a_step_leaves_the_session_usable_and_it_sharded(given, interruptible):
     error = given.fails("%%shard fsdp" + STEP + LOOP + "import signal\nsignal.raise_signal(signal.SIGINT)\n")
     assert isinstance(error, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -141,7 +141,7 @@ def test_a_comment_behind_a_line_says_nothing(given, capsys):
     assert "it repeats" not in one_line(given, capsys, "%%shard fsdp --rule a#b=Q  # no spec" + STEP + LOOP)
 
 
-def test_names_numbers_and_expressions_that_can_t_be_are_one_line_before_anything_runs(given, capsys):
+def test_wrong_names_numbers_and_expressions_are_one_line_before_a_run(given, capsys):
     given.run(FAST)
     many, lose = "9" * 5000, "has that name, and would lose it; take another: -o found"
     for line, says in (
@@ -163,7 +163,7 @@ def test_names_numbers_and_expressions_that_can_t_be_are_one_line_before_anythin
         assert says in one_line(given, capsys, f"%%shard fsdp {line}\nprint(jax)\n1 / 0{LOOP}")
 
 
-def test_a_name_for_what_a_line_returns_is_none_that_the_last_step_or_the_line_uses(given, capsys):
+def test_a_line_binds_its_result_to_no_name_that_the_step_or_line_uses(given, capsys):
     given.run("%%shard dp;" + STEP + LOOP)
     for name in ("train_step", "state", "batch"):
         assert f"-o {name}: the last step has that name" in one_line(given, capsys, f"%shard doctor -o {name}")

@@ -10,7 +10,7 @@ from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep
 
 
-def test_a_step_defined_and_called_in_the_cell_trains_sharded_with_the_same_numbers(given, trained):
+def test_a_step_defined_and_called_in_its_cell_trains_with_the_same_numbers(given, trained):
     report = given.run("%%shard fsdp" + STEP + LOOP)
     assert isinstance(report, Report)
     assert (report.strategy, report.name) == ("fsdp", "train_step")

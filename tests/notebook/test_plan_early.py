@@ -76,7 +76,7 @@ def test_a_compiler_that_is_soon_done_is_not_kept_waiting():
     assert not told and step.entry.early_plan is None
 
 
-def test_an_interrupt_while_the_plan_is_told_ends_the_wait_and_the_step_can_be_called_again(slow):
+def test_an_interrupt_while_the_plan_is_shown_leaves_a_step_that_runs(slow):
     def early(_):
         slow.set()
         raise KeyboardInterrupt

@@ -8,22 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.cells import LOOP, STEP
+from support.cells import STEP
+from support.drawn import SLOWLY, Drawn
 
 from jaxshard_magic.notebook import cell_magic, loop_progress, progress, shard_cell
 from jaxshard_magic.notebook.loop_progress import LoopProgress, duration_text
 from jaxshard_magic.notebook.progress import Progress
-
-
-class Drawn(list[str]):
-    """The lines that a front end is given, and the shares with them."""
-
-    def __init__(self) -> None:
-        self.shares: list[float | None] = []
-
-    def __call__(self, line: str, share: float | None = None) -> None:
-        self.append(line)
-        self.shares.append(share)
 
 
 def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
@@ -189,7 +179,7 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
     assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a call, 8 s left"
 
 
-def test_a_loop_that_goes_on_says_from_where_and_its_pace_is_that_of_the_steps_since():
+def test_a_resumed_loop_says_from_where_and_paces_by_the_steps_since():
     clock, resumed = Clock(total=1000), None
     clock.training = LoopProgress(lambda: (clock.steps, clock.loss), lambda: clock.total, resumed=lambda: resumed)
     clock.after(1, 300)
@@ -276,9 +266,6 @@ def drawn(given, monkeypatch) -> "Drawn":
     monkeypatch.setattr(loop_progress, "STANDS", 0.0)
     given.run("import time")
     return lines
-
-
-SLOWLY = LOOP.replace("range(3)", "range(20)") + "    time.sleep(0.02)\n"
 
 
 def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(given, drawn):

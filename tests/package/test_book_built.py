@@ -87,9 +87,7 @@ def test_the_notebooks_are_shown_with_their_reports(book: dict[Path, Page]):
     assert ".jss-error{color:" in style.read_text(encoding="utf-8"), "the colours of what has no widget"
 
 
-def test_a_report_in_the_book_is_the_widget_as_high_as_it_is_and_dark_where_the_book_is(
-    book: dict[Path, Page], browser: "Browser"
-):
+def test_a_report_in_the_book_is_a_widget_of_its_height_and_the_books_theme(book: dict[Path, Page], browser: "Browser"):
     page = browser.new_page(viewport={"width": 1300, "height": 1000}, color_scheme="light")
     page.goto(notebooks(book)[0].as_uri())
     place = page.locator(".jsm-frame").first

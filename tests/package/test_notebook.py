@@ -221,7 +221,7 @@ def test_the_loss_falls_and_is_the_same_under_every_strategy(run):
             assert other == pytest.approx(losses[0], abs=2e-3)
 
 
-def test_the_report_that_is_shown_again_is_of_the_last_loop_and_has_its_lines_measured():
+def test_the_report_shown_again_is_of_the_last_loop_with_measured_lines():
     (again,) = (cell for cell in saved().cells if cell.id == "again")
     text = again.outputs[-1].data["text/plain"]
     assert "over all 10 calls" in text

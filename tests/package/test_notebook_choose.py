@@ -150,7 +150,7 @@ def test_reports_are_put_side_by_side_by_names(here):
     assert all(star for star, *_ in rows.values())
 
 
-def test_the_search_agrees_with_the_usual_path_and_the_runner_up_sends_less_and_takes_longer(here):
+def test_the_search_agrees_with_the_usual_path_and_the_runner_up_is_slower(here):
     said = line(output(here, "auto"))
     assert "59% faster than the runner-up, dp+tp on data=4 model=2" in said
     assert "The usual path leads to dp, and so does the search." in said

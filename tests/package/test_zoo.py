@@ -1,6 +1,5 @@
 """Every zoo step runs as it is; under every strategy it gives the same numbers, or says in one line why not."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,27 +9,10 @@ import pytest
 import zoo
 from jax.tree_util import tree_flatten_with_path
 from support.thinned import CI, thinned
+from support.zoo_cases import BATCHES, MESHES, REFUSED, assert_same
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
-
-MESHES = {
-    "dp": "data=8",
-    "fsdp": "data=8",
-    "tp": "data=4 model=2",
-    "fsdp+tp": "data=2 fsdp=2 model=2",
-    "spmd": "data=4 model=2",
-}
-BATCHES: dict[str, zoo.Library | None] = {  # what a batch is made of; None: as the step is written
-    "dp": "numpy",
-    "fsdp": "jnp",
-    "tp": "numpy",
-    "fsdp+tp": None,
-    "spmd": "jnp",
-}
-# No matrix is multiplied with a batch: factors looked up, a kernel's few numbers, weights that each task adapts.
-NO_PRODUCT = {"matrix_factors", "gaussian_process", "meta_of_sinusoids"}
-REFUSED = {"tp": NO_PRODUCT, "fsdp+tp": NO_PRODUCT}
 
 
 @dataclass(frozen=True)
@@ -121,13 +103,6 @@ def check(plain: Plain, strategy: str) -> None:
     assert not refused
     for got, want in zip(found, plain.numbers, strict=True):
         assert_same(step, got, want)
-
-
-def assert_same(step: zoo.Step, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> None:
-    """But for rounding, as `step` says how much there is."""
-    assert list(got) == list(want)
-    for difference in zoo.differences(step, got, want):
-        assert difference.rounding, difference
 
 
 def test_the_zoo_holds_every_family():

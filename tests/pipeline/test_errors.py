@@ -13,43 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.fuses import Fuse, fused
 
 import jaxshard_magic
 
 STAGES, MICROBATCHES = 3, 4
 STATE = [jnp.eye(4) * (1 + i) / 2 for i in range(STAGES)]
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
-
-
-class Fuse:
-    """Lets arrays through, until it is lit: then it fails once so many have come through."""
-
-    def __init__(self):
-        self.left: int | None = None
-
-    def __call__(self, x):
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                raise ZeroDivisionError("in the user's layer")
-        return np.asarray(x)
-
-    def through(self, x):
-        return jax.pure_callback(self, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def fused(fuse, when):
-    """A layer that is a fuse, in its forward or its backward pass."""
-
-    @jax.custom_vjp
-    def layer(x):
-        return fuse.through(x) if when == "forward" else x
-
-    def backward(_, g):
-        return (fuse.through(g) if when == "backward" else g,)
-
-    layer.defvjp(lambda x: (layer(x), None), backward)
-    return layer
 
 
 def with_fuse(fuse, where, when):

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import steps_of_several_losses as steps
+from support.differing import WITHIN, furthest
+from support.fuses import Fuse, fused
 from support.pipelined_steps import normal
 from support.thinned import CI, thinned
-from test_errors import Fuse, fused
-from test_pipeline_step import WITHIN, furthest
 
 import jaxshard_magic
 from jaxshard_magic import schedule

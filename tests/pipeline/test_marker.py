@@ -170,7 +170,7 @@ def test_in_a_loop_with_a_counter_it_lets_stages_begin_at_each_trip():
     assert places(units(loss)) == [1, 2, 3, 4, 5]
 
 
-def test_at_the_start_or_the_end_of_what_stays_whole_it_counts_before_or_behind_that():
+def test_a_marker_at_an_end_of_what_stays_whole_counts_outside_of_it():
     def loss(w, x):
         h = products(x, w, 2)
         h = jax.checkpoint(lambda h: products(cut(h), w, 2))(h)

@@ -48,7 +48,7 @@ def test_a_pipeline_of_one_stage_gets_no_advice():
 # 1F1B idles (p-1)/(m+p-1) of the time.
 
 
-def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_the_batch():
+def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_fits():
     (told,) = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=64)
     # 3/7 and 3/19
     assert told == Advice(
@@ -62,7 +62,7 @@ def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_t
 
 
 @pytest.mark.parametrize(("sent", "advised"), [(0.0, True), (0.2 * MS, True), (1.2 * MS, False)])
-def test_more_microbatches_are_not_advised_where_gathering_weights_for_each_takes_longer_than_the_bubble(sent, advised):
+def test_more_microbatches_are_not_advised_where_their_gathers_cost_more(sent, advised):
     # 7 x 3 ms with 4 microbatches, 19 x 3/4 ms with 16: 6.75 ms less, and 12 times more to gather.
     told = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=64, weights=[sent] * 4)
     assert bool(told) == advised
@@ -84,7 +84,7 @@ def test_microbatches_divide_the_examples_of_every_shard(examples, shards, fix):
 
 
 @pytest.mark.parametrize("examples", [16, 10])
-def test_a_batch_of_too_few_examples_for_more_microbatches_is_told_the_next_that_would_do(examples):
+def test_a_batch_too_small_for_more_microbatches_is_told_the_next_that_does(examples):
     (told,) = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=examples, shards=4)
     assert told.fix is None
     assert f"{examples} examples over 4 groups of devices don't divide so; 64 would." in told.message
@@ -116,7 +116,7 @@ LOPSIDED = Costs([3 * MS, MS], [1.5 * MS, 0.5 * MS], [1.5 * MS, 0.5 * MS])
 UNITS = [[("wte", 1.0), ("block_0", 1.0), ("block_1", 1.0)], [("block_2", 1.0)]]
 
 
-def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would_be():
+def test_uneven_stages_are_told_with_the_layer_to_move_and_the_new_bubble():
     (told,) = advise(ran_as("gpipe", 2, 4, LOPSIDED), "uneven-stages", units=UNITS)
     assert told == Advice(
         "uneven-stages",

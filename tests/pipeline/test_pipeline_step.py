@@ -11,21 +11,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from support import pipelined_steps as steps
+from support.differing import WITHIN, furthest
 from support.thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic import schedule
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.step.alternatives import compile_alternatives
-
-WITHIN = 2e-5  # of Adam's steps: rounding of a gradient near zero turns into more
-
-
-def furthest(got, want):
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(
-        float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0)) for a, b in pairs
-    )
 
 
 def five_steps(step, args):
@@ -72,7 +64,7 @@ def test_five_steps_are_those_of_the_plain_step(make, strategy, mesh, name):
     assert furthest(five_steps(sharded, args), plain(make)) < WITHIN
 
 
-def test_state_lives_on_the_devices_of_its_stage_and_a_stack_of_layers_is_one_array(on_four):
+def test_state_lives_on_its_stage_and_a_stack_of_layers_is_one_array(on_four):
     sharded, args = on_four()
     *state, _ = sharded(*args)
     arrays = [x for x in jax.tree.leaves(state) if x.ndim == 3]
@@ -183,7 +175,7 @@ def test_what_a_pipeline_cannot_do_is_said_before_anything_runs():
 
 
 @pytest.mark.ci
-def test_frozen_and_optimizer_state_with_specs_of_their_own_are_held_so_inside_stages():
+def test_frozen_and_optimizer_state_keep_their_own_specs_inside_stages():
     step, args = steps.optimised(optax.adamw(1e-2))
     rules = {r"layers\.a$": P(None, None, "data")}
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2 data=2", microbatches=4, rules=rules, check=True)
@@ -276,7 +268,7 @@ def test_calls_that_nothing_depends_on_are_left_out_and_named():
     assert "test_pipeline_step.py" in said
 
 
-def test_a_stack_that_is_put_together_on_a_stage_counts_there_whole_beside_its_pieces(on_four):
+def test_a_stack_built_on_a_stage_counts_whole_beside_its_pieces(on_four):
     sharded, args = on_four(7)
     report = sharded.report()
     stacks = [leaf for leaf in report.leaves if leaf.shape[:1] == (7,)]

@@ -29,7 +29,7 @@ def test_a_whole_backward_pass_is_divided_as_it_is_told(name: str):
     near(run.costs([0, 0.6, 1 / 3, 0.8]), SPLIT)
 
 
-def test_a_whole_backward_pass_is_half_its_input_gradient_but_for_the_first_stage_which_has_none():
+def test_half_a_backward_pass_is_its_input_gradient_but_on_the_first_stage():
     run = ran(make("1f1b", stages=4, microbatches=8), SPLIT)
     near(run.costs(), Costs(SPLIT.forward, [0, 1.25, 1.5, 1.25], [2, 1.25, 1.5, 1.25], SPLIT.transfer))
 

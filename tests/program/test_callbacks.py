@@ -121,7 +121,7 @@ def test_a_stage_on_several_devices_says_which_it_is_and_leaves_a_donated_state(
     piped(state, X)
 
 
-def test_around_the_gradient_of_a_pipeline_a_branch_that_is_not_taken_calls_nothing():
+def test_a_branch_not_taken_around_a_pipelines_gradient_calls_nothing():
     raises_as_plain(eqx.filter_jit(step_of(CHECKS["error_if"])), "pp", "pipe=2")
 
 
@@ -131,7 +131,7 @@ def test_each_device_of_a_shard_map_may_raise():
     raises_as_plain(jax.jit(step_of(each)), "dp")
 
 
-def test_what_prints_an_array_as_a_number_raises_and_what_prints_well_does_not_wait():
+def test_printing_an_array_as_a_number_raises_and_good_prints_never_wait():
     def prints(text):
         return jax.jit(step_of(lambda w, x: (jax.debug.print(text, x=w[0]), x)[1]))
 

@@ -374,7 +374,7 @@ def test_a_loop_of_steps_has_the_phases_of_one():
     assert got.by_phase == {"forward": ONCE, "backward": ONCE, "update": 0}
 
 
-def test_the_forward_pass_of_a_second_gradient_call_is_not_the_update_of_the_first():
+def test_a_second_gradients_forward_pass_is_not_the_firsts_update():
     def step(w, x):
         moved = w - gradient(x, w)
         return jax.grad(lambda v: (jnp.tanh(x @ moved) @ v).sum())(w)

@@ -48,7 +48,7 @@ def test_a_sum_loss_is_a_sum():
     assert not made.followed.operand_scales
 
 
-def test_weight_decay_counts_a_part_in_each_microbatch_of_a_sum_and_whole_in_those_of_a_mean():
+def test_weight_decay_counts_in_part_for_a_sum_and_whole_for_a_mean():
     def loss(w, x, total):
         return getattr(squares(w, x), total)() + 0.1 * (w**2).sum()
 

@@ -298,5 +298,5 @@ def test_a_methods_object_counts_by_what_its_methods_read():
         (functools.partial(lambda rate, a, b: a, 0.1, b=2.0), (1.0,), {}, (1, ())),
     ],
 )
-def test_how_a_call_was_given_its_arguments_is_known_without_what_its_wrappers_bring(step, args, kwargs, given):
+def test_a_calls_own_arguments_are_known_without_those_of_its_wrappers(step, args, kwargs, given):
     assert flatten_call(unwrap_step(step), args, kwargs).call_signature == given

@@ -293,7 +293,7 @@ def test_temporaries_fall_with_the_microbatches():
 
 
 @pytest.mark.ci
-def test_the_report_compares_with_the_step_without_its_options_and_offers_no_other_reduction():
+def test_the_report_compares_with_no_options_and_offers_no_other_reduction():
     sharded = shard(step, microbatches=2, remat="full")
     sharded.prepare(*whole())
     found = {a.change: a for a in compile_alternatives(sharded, 600)}

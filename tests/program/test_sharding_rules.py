@@ -347,7 +347,7 @@ def test_a_rule_that_says_too_much_is_found_out(name, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.block_combiner is not None])
-def test_blocks_of_a_running_reduction_are_combined_by_the_last_result_before_them(name):
+def test_blocks_of_a_running_reduction_go_on_from_the_last_result_before(name):
     combine, x = TABLE[name].block_combiner, numbers(3, 8, 2)
     run = lambda x: OF_JAX[name].bind(x, axis=1, reverse=False)  # noqa: E731
     first, second = run(x[:, :5]), run(x[:, 5:])

@@ -240,7 +240,7 @@ def test_a_step_that_changes_places_of_what_is_divided_has_the_plain_numbers(cha
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_matrices_side_by_side_that_lie_over_the_axes_of_tp_and_fsdp_train_as_on_one_device():
+def test_concatenated_matrices_over_tp_and_fsdp_train_as_on_one_device():
     def train_step(w, x):
         def loss(w):
             h = jnp.tanh(jnp.einsum("bd,edf->bef", x, w["into"]))

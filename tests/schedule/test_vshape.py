@@ -116,7 +116,7 @@ def test_zb_v_with_the_memory_of_another_is_about_as_fast_or_faster(name, costs)
         assert limited.span <= 1.05 * own.span
 
 
-def test_a_limit_that_holds_no_microbatch_is_refused_with_the_smallest_that_can_be_met():
+def test_too_small_a_limit_is_refused_with_the_smallest_that_can_be_met():
     with pytest.raises(ShardError, match=r"zb-v: .* within 0\.5; use memory_limit=1 or more"):
         make("zb-v", stages=4, microbatches=8, memory_limit=0.5)
 

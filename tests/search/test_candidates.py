@@ -16,7 +16,7 @@ def tried(mesh: str, *strategies: str, **given) -> dict[str, dict[str, int]]:
     return {c.line: dict(c.mesh.shape) for c in candidates(Requests(strategies, devices(mesh), **given))}
 
 
-def test_a_strategy_takes_the_mesh_that_serves_it_and_else_one_of_the_same_devices_that_does():
+def test_a_strategy_takes_the_mesh_or_another_of_its_devices_that_serves_it():
     assert tried("data=4 model=2", "fsdp+tp", "dp", "tp", "pp") == {
         'fsdp+tp --mesh "data=4 model=2"': {"data": 4, "model": 2},
         'dp --mesh "data=8"': {"data": 8},  # the model axis would be idle
@@ -26,7 +26,7 @@ def test_a_strategy_takes_the_mesh_that_serves_it_and_else_one_of_the_same_devic
     assert tried("fsdp=8", "fsdp@fsdp") == {'fsdp@fsdp --mesh "fsdp=8"': {"fsdp": 8}}
 
 
-def test_all_meshes_are_every_way_to_divide_the_devices_over_the_axes_of_a_strategy():
+def test_all_meshes_are_every_division_of_the_devices_over_the_axes():
     found = candidates(Requests(["fsdp+tp", "dp", "pp+fsdp+tp"], devices("data=8"), meshes="all"))
     sizes = {}
     for each in found:
@@ -35,7 +35,7 @@ def test_all_meshes_are_every_way_to_divide_the_devices_over_the_axes_of_a_strat
     assert sizes == {"fsdp+tp": [(2, 4), (4, 2)], "dp": [(8,)], "pp+fsdp+tp": [(2, 2, 2)]}
 
 
-def test_options_vary_in_every_combination_and_those_of_a_pipeline_only_where_there_is_one():
+def test_options_vary_in_every_combination_and_pipelines_only_in_pipelines():
     found = tried("data=8", "dp", "pp", vary={"microbatches": [4, 8], "schedule": ["gpipe", "1f1b"]})
     assert [line.replace(' --mesh "data=8"', "").replace(' --mesh "pipe=4 data=2"', "") for line in found] == [
         "dp --microbatches 4",

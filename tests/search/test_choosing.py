@@ -94,7 +94,7 @@ def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes()
 
 
 @pytest.mark.ci
-def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fits_is_chosen(memory):
+def test_what_does_not_fit_is_tried_with_microbatches_and_remat(memory):
     args = shapes(2**15, 64)  # activations take nearly all
     whole = chosen(*args, among="dp")
     assert whole.trial is not None and whole.trial.peak is not None
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fi
 
 
 @pytest.mark.ci
-def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itself(memory):
+def test_remat_is_not_tried_for_a_step_that_recomputes_its_layers_itself(memory):
     def again(params, batch):
         def loss(params):
             x = batch
@@ -137,7 +137,7 @@ def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):
     assert options == {(4, None), (4, "full")}
 
 
-def test_where_nothing_fits_none_is_chosen_and_the_arrays_that_are_too_large_are_not_compiled(memory):
+def test_where_nothing_fits_none_is_chosen_and_the_too_large_not_compiled(memory):
     memory(100_000)
     found = chosen(among="dp,fsdp")
     assert found.chosen is None and found.runner_up is None and found.report is None
@@ -212,7 +212,7 @@ def test_plans_alone_choose_without_compiling_anything():
     assert set(outcomes(found).values()) >= {BOUND}
 
 
-def test_a_search_traces_the_step_no_more_often_than_its_most_demanding_strategy_alone():
+def test_a_search_traces_no_more_often_than_its_most_demanding_strategy():
     def traced(among: str) -> int:
         count = 0
 
@@ -233,7 +233,7 @@ def test_a_budget_that_ends_before_the_first_compile_says_so():
         chosen(budget=1e-6)
 
 
-def test_when_the_budget_ends_what_has_compiled_is_chosen_from_and_the_others_are_left(monkeypatch):
+def test_when_the_budget_ends_the_choice_is_of_what_has_compiled(monkeypatch):
     ended = []
     monkeypatch.setattr(strategy_search.time, "monotonic", lambda: 100.0 if ended else 0.0)
     monkeypatch.setattr(strategy_search.StrategySearch, "_slower", lambda *_: False)  # all would be compiled
@@ -357,7 +357,7 @@ def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeyp
     assert any("No figures of this hardware" in note for note in found.notes)
 
 
-def test_a_guess_lies_between_what_a_plan_takes_at_least_and_with_nothing_overlapped():
+def test_a_guess_lies_between_a_plans_least_time_and_nothing_overlapped():
     known = [c for c in chosen(plan_only=True).candidates if c.guess is not None]
     assert known
     assert all(c.bound <= c.guess <= c.most for c in known), known

@@ -154,7 +154,7 @@ def test_without_a_run_shapes_are_enough():
     assert all(t.predicted > 0 and t.peak > 0 for t in found.trials)
 
 
-def test_the_line_of_a_trial_runs_it_again_as_the_user_asked_for_it_and_its_name_stays_short(given):
+def test_the_line_of_a_trial_runs_it_again_and_its_name_stays_short(given):
     said = """--rule "b=P()" --no-donate --on v5p --name gpt"""
     cell = f"%%shard {{}}{STEP}train_step(state, batch)"
     found = given.run(cell.format(f"dp,fsdp --remat full --step train_step {said}"))
@@ -169,7 +169,7 @@ def test_the_line_of_a_trial_runs_it_again_as_the_user_asked_for_it_and_its_name
     assert [leaf.spec for leaf in again.leaves] == [leaf.spec for leaf in first.leaves]
 
 
-def test_a_line_does_not_name_the_chip_that_simulated_devices_are_predicted_for_unless_said(given):
+def test_a_line_names_the_chip_of_a_prediction_only_where_it_was_said(given):
     found = given.run(f"%%shard dp,fsdp{STEP}train_step(state, batch)")
     assert [trial.line for trial in found.trials] == ['dp --mesh "data=8"', 'fsdp --mesh "data=8"']
 
@@ -225,7 +225,7 @@ def test_an_interrupt_while_compiling_leaves_the_rest(monkeypatch):
     assert len(found.trials) + len(found.left) == len(names)
 
 
-def test_an_interrupt_waits_for_no_compiler_and_nothing_of_the_users_runs_after_it(monkeypatch):
+def test_an_interrupt_waits_for_no_compiler_and_no_user_code_runs_after_it(monkeypatch):
     let_go, ended, traced, begun = threading.Event(), threading.Event(), [], iter(range(9))
 
     def compiled(lowered):
@@ -288,7 +288,7 @@ def test_comparisons_grow_while_they_are_made():
     assert left == {()}  # they are still to come
 
 
-def test_a_cell_with_several_strategies_compares_them_and_leaves_the_notebook_as_it_was(given, capsys):
+def test_a_cell_with_several_strategies_leaves_the_notebook_as_it_was(given, capsys):
     given.run("""
 def train_step(state, batch):
     loss, grads = jax.value_and_grad(loss_fn)(state, batch)

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from pipeline.test_pipeline_step import furthest
+from support.differing import furthest
 
 import jaxshard_magic
 from jaxshard_magic.codegen.latest_call import last_call

@@ -9,66 +9,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from support.profiled import adds_up, ran, transformer_like
 
 import jaxshard_magic
 from jaxshard_magic.analysis import time_breakdown
 from jaxshard_magic.analysis.program_texts import program_texts
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Measured, Report
+from jaxshard_magic.report import Report
 from jaxshard_magic.report.measured import DeviceTime
-
-WIDTH, LAYERS = 32, 3
-
-
-def transformer_like(scan: bool, remat: bool):
-    """A step of a few layers, adam behind them."""
-    optimizer = optax.adam(1e-3)
-
-    def train_step(state, batch):
-        params, moments = state
-
-        def loss_of(params):
-            def layer(x, w):
-                return x + jax.nn.relu(x @ w["up"]) @ w["down"], None
-
-            layer = jax.checkpoint(layer) if remat else layer
-            x = batch["x"]
-            if scan:
-                x, _ = jax.lax.scan(layer, x, params)
-            else:
-                for i in range(LAYERS):
-                    x, _ = layer(x, jax.tree.map(lambda a, i=i: a[i], params))
-            return jnp.mean((x - batch["y"]) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_of)(params)
-        updates, moments = optimizer.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), loss
-
-    params = {
-        "up": jnp.full((LAYERS, WIDTH, 2 * WIDTH), 0.01),
-        "down": jnp.full((LAYERS, 2 * WIDTH, WIDTH), 0.01),
-    }
-    x = jnp.ones((16, WIDTH))
-    return train_step, (params, optimizer.init(params)), {"x": x, "y": x}
-
-
-def ran(step, *args):
-    """The step, called once with its arguments kept."""
-    step.keep_arguments = True
-    jax.block_until_ready(step(*args))
-    return step
-
-
-def adds_up(found: Measured) -> None:
-    rows = [*found.lines, *filter(None, (found.others, found.unknown))]
-    window = sum(row.seconds for row in rows) + found.mean.idle
-    mean = found.mean
-    assert window == pytest.approx(mean.compute + mean.moving + (mean.waiting or 0) + mean.idle, rel=1e-4)
-    assert found.step_s.min <= window * 1.0001 and window <= found.step_s.max * 1.0001
-    lost = 0.0 if found.unknown is None else found.unknown.seconds
-    assert lost <= 0.01 * sum(row.seconds for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +35,7 @@ def test_all_measured_time_has_a_line_and_adds_up_to_the_step(strategy, options,
     adds_up(found)
     assert {row.phase for row in found.lines} >= {"forward", "backward", "update"}
     assert ("recomputed" in {row.phase for row in found.lines}) == remat
-    assert {row.file for row in found.lines} == {Path(__file__).name}
+    assert {row.file for row in found.lines} == {"profiled.py"}
     assert (found.read, found.of_devices, len(found.lanes)) == (2, 8, 8)
     assert {moved.kind for moved in found.collectives} == {c.kind for c in step.report().collectives or ()}
 
@@ -122,7 +71,7 @@ def test_a_host_callback_that_sleeps_is_on_its_line_for_as_long_as_it_sleeps():
     adds_up(found)
 
 
-def test_what_hands_the_answer_of_a_callback_to_all_devices_is_on_the_line_of_the_callback():
+def test_a_callbacks_broadcast_to_devices_is_on_the_callbacks_line():
     def asks(w, x):
         loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
         loss = jax.pure_callback(slept, jax.ShapeDtypeStruct((), jnp.float32), loss)
@@ -296,7 +245,7 @@ def test_what_the_profiler_of_a_missing_tpu_complains_of_is_no_output(monkeypatc
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
-def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_told_anything(platform, monkeypatch):
+def test_only_the_profiler_of_a_missing_tpu_is_told_to_count_seldom(platform, monkeypatch):
     from jaxshard_magic.step import profiler_recording
 
     begun: list[dict] = []
@@ -323,7 +272,7 @@ def test_without_the_private_session_the_recording_goes_through_a_folder(monkeyp
     assert step.profile(1).read == 1
 
 
-def test_a_slowest_device_that_is_not_known_leaves_the_sample_of_many_devices_as_it_is():
+def test_an_unknown_slowest_device_leaves_the_sample_of_devices_as_it_is():
     busy = [DeviceTime(d, 1.0, 0.0, None, 0.0, 0.0) for d in range(3 * time_breakdown.MOST_DEVICES)]
     listed = time_breakdown._listed(busy, None)
     assert len(listed) == time_breakdown.MOST_DEVICES and listed[0].device == 0 and listed[-1].device == busy[-1].device

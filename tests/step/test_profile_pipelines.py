@@ -4,13 +4,12 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_profile import adds_up, ran, transformer_like
+from support.profiled import adds_up, ran, transformer_like
 
 import jaxshard_magic
 from jaxshard_magic.analysis import profile_analysis
@@ -45,7 +44,7 @@ def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded
     adds_up(found)
     assert {row.phase for row in found.lines} >= {"forward", "backward", "update"}
     assert ("recomputed" in {row.phase for row in found.lines}) == (remat or "remat" in options)
-    assert {row.file for row in found.lines} == {Path(__file__).with_name("test_profile.py").name}
+    assert {row.file for row in found.lines} == {"profiled.py"}
     devices = int(mesh[4])
     assert (found.read, found.of_devices, len(found.lanes)) == (2, devices, devices)
     report = step.report()
@@ -86,7 +85,7 @@ def two_products(ws, x):
     return [w - 0.01 * g for w, g in zip(ws, grads, strict=True)], value
 
 
-def test_a_line_of_a_pipeline_has_what_its_stage_is_predicted_to_take_as_a_mean_over_all_devices():
+def test_a_line_of_a_pipeline_has_its_prediction_as_a_mean_over_devices():
     """By hand, of 4 microbatches on 2 devices of each stage: a product reads and writes arrays of 32 x 64, 64 x 64 and
     32 x 64 float32 numbers, for which a v5e's memory takes longer than its matrix units. Each stage has one on its way
     forward; backward the first has that of its weights, the second one of its inputs as well. The gradient of each
@@ -164,7 +163,7 @@ def napping_step(seconds):
 
 
 @pytest.mark.ci
-def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_rest():
+def test_sleeping_stages_are_measured_for_their_sleep_and_idle_otherwise():
     """1f1b of two stages and four microbatches. A forward pass sleeps once; a backward one for both gradients, which on
     the first stage is that of its weight alone. In naps, by hand:
 

@@ -2,9 +2,9 @@
 
 import pytest
 import zoo
-from package.test_zoo import MESHES, REFUSED
+from support.profiled import adds_up
 from support.ten_steps import KINDS
-from test_profile import adds_up
+from support.zoo_cases import MESHES, REFUSED
 
 import jaxshard_magic
 

@@ -53,7 +53,7 @@ def test_a_copied_object_has_a_step_of_its_own(copied):
     assert float(jnp.abs(of.step(W, X) - W).max()) > 0
 
 
-def test_a_deep_copy_of_a_method_is_sharded_alike_and_that_of_a_function_is_itself():
+def test_a_deep_copy_of_a_method_is_sharded_and_of_a_function_is_itself():
     of = trainer()
     other = copy.deepcopy(of)
     assert other.step.strategy == of.step.strategy and other.step is not of.step

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from support.planned_bytes import sent
 from support.thinned import thinned
-from test_traffic import sent
 from theory.expected import F32, MESHES, expected, told
 from theory.steps import STEPS
 

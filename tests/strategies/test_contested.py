@@ -112,7 +112,7 @@ def test_what_an_axis_divides_twice_moves_as_planned_and_gives_the_plain_numbers
     assert planned == moved(sharded.report())
 
 
-def test_a_residual_stream_of_square_weights_is_added_up_forward_and_gathered_backward_once_a_layer():
+def test_a_square_residual_stream_is_reduced_and_gathered_once_a_layer():
     """The product with the rows that a device has of a weight is a part of a sum, whose features it then keeps; the
     gradient of that is needed with all of its features, for the weight and for what the layer before gave."""
     _, sharded = of(residual, "tp")

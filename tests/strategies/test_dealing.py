@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from support.attentions import causal, einsum, window
 from support.positions import ran
-from test_ring import moves, permuted, sharded
+from support.rings import moves, permuted, sharded
 from theory.expected import F32
 
 from jaxshard_magic.strategies.regions.zigzag_region import ZigzagRegion

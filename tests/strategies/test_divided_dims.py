@@ -349,9 +349,7 @@ PLANE = ("NHWC", "HWIO", "NHWC")
         ("spmd", "data=4 seq=2", "P(None, 'seq', 'data')", (2, 1)),
     ],
 )
-def test_convolutions_along_divided_dimensions_beside_another_axis_have_the_plain_numbers(
-    strategy, mesh, spec, strides
-):
+def test_convolutions_along_divided_dimensions_have_the_plain_numbers(strategy, mesh, spec, strides):
     n, draw = len(strides), np.random.default_rng(0)
     kernels = [jnp.asarray(draw.normal(size=(*(3,) * n, 8, 8)), jnp.float32) / 4**n for _ in range(3)]
     batch = {"x": draw.normal(size=(8, *(SIZE,) * n, 8)).astype(np.float32)}

@@ -7,17 +7,14 @@ import jax.numpy as jnp
 import pytest
 import zoo
 from jax.version import __version_info__ as jax_version
+from support.divided_experts import A2A, AG, AR, F32, MOVES, RS, finding, leaves, planned, sent, told
 from support.refusals import refusal
 from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
 from zoo.parts import BATCH
 
 import jaxshard_magic
-from jaxshard_magic.report import Report
 from jaxshard_magic.strategies.min_cut import FlowNetwork
-from jaxshard_magic.strategies.planned_collectives import planned_collectives
-from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
-F32 = 4
 GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED, IN_TURN = FORMS = (
     "dispatched_in_groups",
     "dispatched_together",
@@ -35,60 +32,11 @@ TABLE = [
     for form in FORMS
     for on in (ALONE, BESIDE, STORED, INSIDE)
 ]
-MOVES = Counter[tuple[str, tuple[str, ...] | None, int]]
-
-
-@pytest.fixture(scope="module")
-def ran():
-    """A form's sharded step after five calls that gave the plain step's numbers."""
-    known, plain = {}, {}
-
-    def get(form, strategy, axes, calls=5):
-        step = zoo.STEPS[form]
-        if form not in plain:
-            call = step.make()
-            plain[form] = list(zoo.numbers_of_calls(step, call, call.fn, calls=calls))
-        if (form, strategy, axes) not in known:
-            call = step.make()
-            sharded = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"))
-            for got, want in zip(zoo.numbers_of_calls(step, call, sharded, calls=calls), plain[form], strict=True):
-                for difference in zoo.differences(step, got, want):
-                    assert difference.rounding, difference
-            known[form, strategy, axes] = sharded
-        return known[form, strategy, axes]
-
-    return get
 
 
 @pytest.mark.parametrize(("form", "on"), TABLE)
 def test_divided_experts_give_the_plain_numbers_of_five_steps(ran, form, on):
     ran(form, *on)
-
-
-def planned(form: str, strategy: str, axes: str, **options):
-    call = zoo.STEPS[form].make()
-    mesh = jaxshard_magic.mesh(axes)
-    return jaxshard_magic.shard(call.fn, strategy, mesh=mesh, **options).planned(*call.args).plan
-
-
-def told(plan) -> MOVES:
-    """What the plan says that is sent, without single numbers."""
-    assert isinstance(plan.run, ShardedLowering)
-    moves = MOVES()
-    for m in planned_collectives(plan.run):
-        if m.bytes > F32:
-            moves[m.kind, m.axes, m.bytes] += m.count
-    return moves
-
-
-def sent(report: Report, microbatches: int = 1) -> MOVES:
-    """What the compiled program sends, but for single numbers and the gates of all tokens, which are gathered because
-    XLA's `top_k` for the CPU takes all rows at once."""
-    moves, gates = MOVES(), BATCH * TIME * EXPERTS * F32 // microbatches
-    for c in report.collectives or ():
-        if c.bytes > F32 and not (c.kind == AG and c.bytes == gates):
-            moves[c.kind, c.axes, c.bytes] += round(c.count)
-    return moves
 
 
 def dispatched(devices: int, model: int = 1) -> int:
@@ -105,7 +53,6 @@ def in_all(moves: MOVES) -> MOVES:
 
 
 MATRIX_OF = "params.mixture"
-AR, AG, A2A, RS = "all-reduce", "all-gather", "all-to-all", "reduce-scatter"
 MATRIX, ROUTER, HEAD = WIDTH * HIDDEN * F32, WIDTH * EXPERTS * F32, WIDTH * OUT * F32
 
 
@@ -141,7 +88,7 @@ def test_a_tpus_compiler_sends_what_is_told_and_in_bfloat16_what_it_multiplies(f
 
 
 @pytest.mark.ci
-def test_places_that_all_tokens_share_cost_each_token_once_a_direction_and_no_mask(ran):
+def test_places_shared_by_all_tokens_send_each_token_once_a_direction(ran):
     """Forward every device takes all tokens, for its places of its experts, and what these made is added up; backward
     it takes the gradient of the result. Masks are made where places
     are, of each choice's place and share: BEST numbers a token, as are their gradients. On CPU a sum is made along
@@ -208,7 +155,7 @@ WAITING = {"microbatches": 2, "reduce": "once"}
 
 
 @pytest.mark.ci
-def test_gradients_of_experts_wait_for_the_last_microbatch_over_the_devices_that_share_them():
+def test_expert_gradients_are_reduced_once_after_the_last_microbatch():
     """And where what is left of each is stored over these, they are scattered once."""
     own = EXPERTS // 4 * MATRIX
     moves = told(planned(GROUPED, *BESIDE, **WAITING))
@@ -229,10 +176,6 @@ def test_gradients_of_experts_that_wait_are_the_plain_ones(form, on):
     for got, want in zip(*both, strict=True):
         assert all(difference.rounding for difference in zoo.differences(step, got, want))
     assert sent(sharded.report(), WAITING["microbatches"]) == told(planned(form, *on, **WAITING))
-
-
-def finding(plan, code: str) -> str:
-    return next(f.message for f in plan.findings if f.code == code)
 
 
 @pytest.mark.ci
@@ -345,11 +288,7 @@ def test_there_are_as_many_experts_as_a_product_has_matrices(choose, made, store
     assert f"All {EXPERTS} experts work on all tokens, of which each chooses {best}" in finding(plan, "experts-dense")
 
 
-def leaves(plan) -> dict[str, tuple]:
-    return {leaf.path.removeprefix("params.mixture."): tuple(leaf.spec) for leaf in plan.leaves}
-
-
-def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_not():
+def test_matrices_and_biases_are_divided_by_expert_and_the_router_is_not():
     found = leaves(planned(GROUPED, "ep", "expert=4"))
     assert found["up"] == found["down"] == ("expert", None, None)
     assert (found["bias"], found["router"]) == (("expert", None), (None, None))

@@ -10,9 +10,8 @@ import pytest
 from IPython.core.error import UsageError
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
-from support.refusals import refusal
-from test_ep import AG, AR, RS, sent, told
-from test_ep_in_turn import (
+from support.divided_experts import AG, AR, RS, sent, told
+from support.experts_in_turn import (
     CELLS,
     EXPERTS,
     F32,
@@ -27,7 +26,8 @@ from test_ep_in_turn import (
     routed,
     weights,
 )
-from test_ep_in_turn import of_form as step_of
+from support.experts_in_turn import of_form as step_of
+from support.refusals import refusal
 
 import jaxshard_magic
 from jaxshard_magic.program.gathered_weights import sort_gathered_products
@@ -148,7 +148,7 @@ def test_no_token_has_a_matrix_of_its_own():
     assert f"line {first}, " in said and f"line {first + 1})" in said
 
 
-def test_a_search_tries_ep_for_matrices_that_are_looked_up_and_not_for_batches_that_are():
+def test_a_search_tries_ep_for_matrices_looked_up_not_for_batches():
     """A batch whose images are put in another order takes whole slices of a stack, too."""
 
     def shuffled(p, x):

@@ -9,10 +9,10 @@ import pytest
 import zoo
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from support.divided_experts import AG, AR, RS, finding, leaves, planned, sent, told
+from support.divided_experts import ran as ran
 from support.positions import same
 from support.refusals import refusal
-from test_ep import AG, AR, RS, finding, leaves, planned, sent, told
-from test_ep import ran as ran
 from zoo.dropless_experts import (
     BEST,
     EXPERTS,
@@ -138,7 +138,7 @@ def test_a_devices_own_rows_are_first_and_in_the_order_of_its_experts():
     assert order[0][:4].tolist() == [0, 3, 4, 5] and order[1][:2].tolist() == [1, 2]
 
 
-def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divided():
+def test_the_cost_of_bringing_rows_is_told_and_unsorted_rows_not_divided():
     message = next(f.message for f in planned(PERMUTED, *ALONE).findings if f.code == "experts-sorted")
     assert "the rows of all 8 devices of expert are gathered on each" in message
     codes = {f.code for f in planned("dropless_placed", *ALONE).findings}
@@ -375,7 +375,7 @@ def test_what_a_step_returns_of_sorted_rows_is_what_it_is_on_one_device(what, on
     ],
     ids=["in a body", "in branches", "trip by trip"],
 )
-def test_sizes_that_a_loop_stacks_for_another_loop_are_those_of_all_tokens_elsewhere(told_of):
+def test_sizes_stacked_by_one_loop_for_another_are_of_all_tokens(told_of):
     def train_step(params, batch):
         def loss_fn(p):
             def route(_, w):

@@ -131,7 +131,7 @@ def test_a_report_says_in_one_line_that_weights_are_gathered_in_steps_and_why(fo
     assert "data=8" in hint.message and "twice the bytes" in hint.message
 
 
-def test_where_no_steps_are_known_the_plan_has_the_all_reduce_and_the_report_warns(forced, monkeypatch):
+def test_without_known_steps_the_plan_has_an_all_reduce_and_a_warning(forced, monkeypatch):
     monkeypatch.setattr(gathers, "_stays", lambda mesh, steps, scatters: False)
     step, got, want = trained("mlp", "fsdp", "cpu:8 data=8")
     same(got, want)
@@ -258,7 +258,7 @@ def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh, more)
 @on_tpus
 @pytest.mark.ci
 @pytest.mark.parametrize("hidden", [pytest.param(WIDTH, marks=pytest.mark.full), WIDTH // 2])
-def test_weights_of_other_shapes_send_what_theory_says_whichever_dimension_is_divided(hidden):
+def test_weights_send_what_theory_says_whichever_dimension_is_divided(hidden):
     _, ratio = compiled_for("v5p:4x4x4 data=64", hidden=hidden)
     assert 0.99 < ratio <= 1.02
 

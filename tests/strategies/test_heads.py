@@ -64,7 +64,7 @@ ARRAY = EXAMPLES * TIME * WIDTH * F32  # of queries, keys, values, or the result
 
 
 @pytest.mark.parametrize("form", thinned(["softmax", "of jax"], ["softmax"]))
-def test_an_attention_sends_four_all_to_alls_forward_and_four_backward_and_gathers_nothing(form):
+def test_an_attention_sends_four_all_to_alls_a_direction_and_no_gather(form):
     step, *args = attention_step(form)
     found = ran(divided(step), step, *args)
     assert moved(found) == told(found, *args) == {(A2A, ARRAY // 4): 8}
@@ -98,7 +98,7 @@ def test_keys_and_values_of_grouped_queries_are_sent_once_and_not_for_each_query
 
 
 @pytest.mark.ci
-def test_where_the_heads_of_keys_do_not_divide_the_groups_do_and_keys_are_gathered():
+def test_where_key_heads_do_not_divide_groups_do_and_keys_are_gathered():
     step, *args = attention_step("of jax", keys=2)
     found = ran(divided(step), step, *args)
     keys = ARRAY // 4
@@ -271,7 +271,7 @@ def test_a_comparison_varies_attention_where_positions_are_divided_alone():
 
 
 @pytest.mark.ci
-def test_of_a_long_context_whose_scores_do_not_fit_a_search_and_auto_take_the_ring():
+def test_a_search_takes_the_ring_where_a_long_contexts_scores_do_not_fit():
     call = steps.transformer(scan=True)
     batch = {name: jax.ShapeDtypeStruct((2, 32_768), jnp.int32) for name in ("token", "next")}
     mesh = jaxshard_magic.mesh("v5e:2x4 data=2 seq=4")

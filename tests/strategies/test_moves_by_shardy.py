@@ -1,26 +1,15 @@
 """Planned collectives beside those that Shardy's passes put into what a plan emits, loops with all their trips."""
 
-from collections import Counter
-
 import pytest
 import zoo
 from support.moves_apart import APART, OLDER, REFUSED
-from support.shardy_moves import SMALL, Moves, moves_by_shardy
+from support.planned_moves import planned_moves
+from support.shardy_moves import moves_by_shardy
 
 import jaxshard_magic
 from jaxshard_magic import ShardError
-from jaxshard_magic.plan import Plan
-from jaxshard_magic.strategies.planned_collectives import planned_collectives
 
 STRATEGIES = {"dp": "cpu:8 data=8", "fsdp": "cpu:8 data=8", "fsdp+tp": "cpu:8 data=4 model=2"}
-
-
-def planned_moves(plan: Plan) -> Moves:
-    moves: Moves = Counter()
-    for move in planned_collectives(plan.run):
-        if move.bytes > SMALL:
-            moves[move.kind, move.axes] += move.bytes * move.count
-    return moves
 
 
 QUICK = ("transformer_unrolled",)

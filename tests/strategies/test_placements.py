@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipeline.test_pipeline_step import furthest
+from support.differing import furthest
 from support.pipelined_steps import EXAMPLES, WIDTH, blocks, normal, run_blocks
 from support.refusals import refusal
 
@@ -86,7 +86,7 @@ def test_a_placement_on_the_strategys_devices_is_kept():
         pytest.param(put, "fsdp", "data=4", marks=pytest.mark.full),
     ],
 )
-def test_a_placement_on_other_devices_is_left_out_and_the_report_says_where_it_stands(how, strategy, mesh):
+def test_a_placement_on_other_devices_is_left_out_and_its_line_told(how, strategy, mesh):
     report = run(how(mesh_of(data=8), P("data")), strategy, mesh)
     (said,) = placed(report)
     assert "(test_placements.py, line " in said.message and "left out" in said.message

@@ -10,46 +10,21 @@ import pytest
 from support.attentions import by_distance, causal, einsum, two_masks
 from support.masked import EXAMPLES, FORMS, HEADS, MASKS, TIME, attention_step
 from support.positions import ran
+from support.rings import CP, moves, permuted, sharded
 from theory.expected import F32
 
 import jaxshard_magic
 from jaxshard_magic.program.attention.attention import DistanceSpan
 from jaxshard_magic.program.attention.blockwise import AttentionForm
 from jaxshard_magic.strategies.footprint import footprint
-from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.regions import region
 from jaxshard_magic.strategies.ring_attention import chunk_starts, is_in_span, make_ring
 from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 from jaxshard_magic.strategies.zigzag_plan import ZigzagPlan
 
-CP = "collective-permute"
 ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=4 model=2", "fsdp+sp": "data=2 seq=4"}
 QUICK = {("repeated", "segments", "fsdp+sp")}
 TYPES = {"float32": (jnp.float32, 2e-4), "bfloat16": (jnp.bfloat16, 3e-2)}
-
-
-def sharded(step, strategy="sp", axes="cpu:8 seq=8", **options):
-    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(axes), attention="ring", **options)
-
-
-def moves(ring, *args):
-    """The collectives of a step, as the plan tells them."""
-    run = ring.planned(*args).plan.run
-    assert isinstance(run, ShardedLowering)
-    return planned_collectives(run)
-
-
-def permuted(ring, *args):
-    """What goes round, by bytes: as compiled, and as the plan tells it."""
-    ring.prepare(*args)
-    found, told = Counter(), Counter()
-    for c in ring.report().collectives or ():
-        if c.kind == CP:
-            found[c.bytes] += c.count
-    for move in moves(ring, *args):
-        if move.kind == CP:
-            told[move.bytes] += move.count
-    return found, told
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import jax
 import pytest
 import zoo
-from package.test_zoo import assert_same
 from support.positions import RS, same
+from support.zoo_cases import assert_same
 from theory import steps
 from theory.expected import AG, AR, F32, told
 from theory.steps import EXAMPLES, HEADS, HIDDEN, LAYERS, TIME, VOCAB, WIDTH
@@ -100,7 +100,7 @@ def gradients(axis, n=1):
 
 
 @pytest.mark.parametrize("form", ["unrolled", pytest.param("scanned, remat", marks=pytest.mark.full)])
-def test_context_parallel_gathers_keys_and_values_and_scatters_the_sums_of_their_gradients(ran, form):
+def test_context_parallelism_gathers_keys_and_values_and_scatters_gradients(ran, form):
     """Rematerialised, the backward pass gathers keys and values again."""
     token, again = EXAMPLES * TIME * WIDTH * F32, 2 if "remat" in form else 1
     wanted = gradients("seq")

@@ -122,7 +122,7 @@ def test_a_table_of_learned_positions_is_no_weight():
     assert P("data", "seq", None) in held(found, (8, 16, WIDE))
 
 
-def test_tokens_of_one_more_than_the_model_sees_are_whole_and_its_activations_divided():
+def test_one_token_more_than_the_model_sees_leaves_activations_divided():
     found = planned(step_of(loss), weights(), tokens(8, 17))
     assert leaf(found, "batch").spec == P("data", None)
     assert leaf(found, "batch").reason == "examples: dim 0 over data; positions: 17 do not divide by seq"

@@ -307,7 +307,7 @@ def test_a_batch_that_does_not_divide_is_one_line_with_what_would():
     assert "24 or 32" in says
 
 
-def test_where_rows_are_mixed_and_another_dimension_does_not_divide_the_rows_can_be_named():
+def test_mixed_rows_can_be_named_where_no_other_dimension_divides():
     def step(w, x):
         value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
         return w - 0.1 * gradient, value, jnp.cumsum(x, 0)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from support.planned_moves import planned_moves
 from support.shardy_moves import moves_by_shardy
 from support.thinned import CI, thinned
-from test_moves_by_shardy import planned_moves
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import wire_bytes

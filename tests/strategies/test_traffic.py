@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.version import __version_info__ as jax_version
+from support.planned_bytes import EXAMPLES, F32, HIDDEN, WIDTH, sent
 from theory import steps
 from theory.steps import STEPS
 
@@ -16,22 +17,11 @@ from jaxshard_magic.strategies.footprint import Footprint, footprint
 from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.sharded_lowering import ShardedLowering
 
-F32, WIDTH, HIDDEN, EXAMPLES = 4, 64, 256, 32
-
 
 def planned(step, args, strategy: str, mesh: str, **options) -> ShardedLowering:
     found = jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(mesh), **options).planned(*args)
     assert isinstance(found.plan.run, ShardedLowering)
     return found.plan.run
-
-
-def sent(plan: ShardedLowering) -> Counter:
-    """Without sums of a single number, which compilers merge."""
-    moves = Counter()
-    for move in planned_collectives(plan):
-        if move.bytes > F32:
-            moves[move.kind, move.axes, move.bytes] += move.count
-    return moves
 
 
 def compiled(step) -> Counter:
@@ -51,7 +41,7 @@ def compiled(step) -> Counter:
         *(pytest.param(how, jnp.bfloat16, marks=pytest.mark.full) for how in ("gather", "heads", "ring")),
     ],
 )
-def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along_positions(how, dtype):
+def test_with_sp_gradients_are_summed_along_examples_then_positions(how, dtype):
     """Which XLA for the CPU does in two all-reduces, of bfloat16 in float32, as it sends all that is bfloat16. Of keys
     and values two gathers a layer, and their gradients scattered; or as many bytes in eight all-to-alls; or, in a ring
     of two, a turn of both forward, and backward one of them and two of their gradients."""
@@ -86,7 +76,7 @@ def test_a_tpu_gathers_keys_and_values_in_bfloat16_for_each_pass():
         assert gathers == {keys // 2: 2 * 2 * steps.LAYERS}
 
 
-def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_positions_do_not():
+def test_sums_over_examples_wait_for_the_last_microbatch_not_over_positions():
     call = STEPS["transformer"]()
     options = {"microbatches": 2, "reduce": "once"}
     told = sent(planned(call.step, (call.state, call.batch), "dp+sp", "cpu:8 data=4 seq=2", **options))
@@ -94,7 +84,7 @@ def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_position
     assert (told["all-reduce", ("data",), head], told["all-reduce", ("seq",), head]) == (2, 2 * 2)
 
 
-def test_with_positions_on_the_model_axis_a_plan_sends_no_more_than_the_compiled_step():
+def test_with_positions_on_the_model_axis_plans_send_no_more_than_compiled():
     call = STEPS["transformer"]()
     args, mesh = (call.state, call.batch), "cpu:8 data=4 model=2"
     moves = planned_collectives(planned(call.step, args, "fsdp+tp+sp", mesh))
@@ -245,14 +235,14 @@ def held(strategy: str, mesh: str, donated: tuple[int, ...] = (), **options) -> 
     return footprint(planned(layers, arguments(), strategy, mesh, **options), donated)
 
 
-def test_arrays_are_counted_as_they_lie_and_new_ones_beside_the_old_unless_these_are_donated():
+def test_arrays_count_as_they_lie_new_beside_old_unless_donated():
     batch, loss = EXAMPLES * WIDTH * F32, F32
     assert held("dp", "cpu:8 data=8").arrays == 2 * 2 * WEIGHT + batch // 8 + loss
     assert held("dp", "cpu:8 data=8", (0, 1)).arrays == 2 * WEIGHT + batch // 8 + loss
     assert held("fsdp", "cpu:8 data=8", (0, 1)).arrays == 2 * WEIGHT // 8 + batch // 8 + loss
 
 
-def test_between_the_arrays_lie_what_products_made_and_the_gradients_until_they_are_used():
+def test_memory_between_the_arrays_is_products_and_unused_gradients():
     """With the old state donated: hidden, the result, its gradient and that of hidden, one beside the other at most
     with both gradients of the weights."""
     found = held("dp", "cpu:8 data=8", (0, 1))

@@ -33,7 +33,7 @@ def test_the_second_look_asks_no_compiler_and_says_the_same(started):
 
 @compiling
 @pytest.mark.ci
-def test_another_program_another_slice_and_another_order_of_the_devices_are_compiled_anew(started):
+def test_another_program_slice_or_device_order_is_compiled_anew(started):
     for width, mesh in [(64, MESH), (128, MESH), (64, "v5e:4x4 data=16"), (64, "v5e:2x4 data=4 model=2")]:
         built(width=width, mesh=mesh)
     assert len(started) == 4
@@ -176,9 +176,7 @@ def cell_of():
         ),
     ],
 )
-def test_the_same_cell_in_another_session_is_not_compiled_again_and_has_that_sessions_name(
-    started, cell_of, one, other
-):
+def test_a_cell_compiled_in_another_session_has_this_sessions_name(started, cell_of, one, other):
     first, second = (built(cell_of(file)) for file in (one, other))
     assert len(started) == 1
     assert f'"{one}"' in first.text and f'"{other}"' not in first.text

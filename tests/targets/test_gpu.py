@@ -135,7 +135,7 @@ def test_a_tpu_is_no_gpu():
         gpu.topology_options(chip("v5e"), 1, 8)
 
 
-def test_a_program_gets_three_quarters_of_what_the_driver_shows_unless_the_user_says_otherwise():
+def test_a_program_gets_three_quarters_of_gpu_memory_unless_told_otherwise():
     row = chip("h100")
     assert row.visible is not None
     assert gpu.usable_bytes(row, {}) == row.usable == row.visible * 3 // 4

@@ -293,7 +293,7 @@ def test_a_slice_that_the_compiler_refuses_is_told_in_one_line(monkeypatch):
 
 
 @pytest.mark.ci
-def test_a_step_that_the_compiler_refuses_is_told_in_one_line_and_all_it_says_is_kept(folder):
+def test_a_step_refused_by_the_compiler_is_one_line_and_its_words_are_kept(folder):
     def step(w, x):
         return jax.ffi.ffi_call("nothing_of_this_name", Shape(x.shape, x.dtype))(x @ w)
 

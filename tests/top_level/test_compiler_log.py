@@ -227,7 +227,7 @@ print(len(log.messages))
 
 
 @pytest.mark.ci
-def test_under_a_cell_of_a_notebook_stands_what_the_user_wrote_and_nothing_of_the_compiler(tmp_path, monkeypatch):
+def test_under_a_cell_stands_the_users_output_and_none_of_the_compilers(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     for name in (

@@ -117,7 +117,7 @@ def test_options_are_written_as_they_are_typed():
     )
 
 
-def test_the_schedule_of_a_pipeline_is_among_its_options_once_whether_it_was_given_or_not():
+def test_the_schedule_is_among_a_pipelines_options_once_given_or_not():
     report = replace(attached(), pipeline=measured(), options={"microbatches": 8})
     assert options_text(report) == "--schedule zb-h1 --microbatches 8"
     given = replace(report, options={"microbatches": 8, "schedule": "zb-h1"})

@@ -48,7 +48,7 @@ def test_enough_devices_are_used_as_they_are():
 
 @pytest.mark.ci
 @alone
-def test_a_lone_cpu_is_simulated_as_eight_devices_where_the_mesh_takes_what_is_left():
+def test_a_lone_cpu_becomes_eight_devices_where_the_mesh_takes_the_rest():
     jnp.zeros(())
     assert use("data=-1 model=2").mesh.shape == {"data": 4, "model": 2}
 

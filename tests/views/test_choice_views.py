@@ -259,7 +259,7 @@ def test_what_was_compiled_stands_as_in_a_comparison():
     assert "Compiled" not in Reader(planned().to_html()).text
 
 
-def test_what_was_not_compiled_stands_under_what_ruled_it_out_and_the_least_bound_first():
+def test_uncompiled_candidates_stand_under_their_reason_least_bound_first():
     text = Reader(without_svg(predicted().to_html())).text
     order = [
         "2 can't be faster",

@@ -155,7 +155,7 @@ def test_the_page_says_what_the_program_is_of():
     assert Reader(one.to_html()).text.startswith("train_step under fsdp data=4 model=2 1 line of plain JAX ")
 
 
-def test_collectives_of_both_stand_side_by_side_where_they_differ_what_differs_first():
+def test_differing_collectives_stand_side_by_side_and_first():
     assert rows(MORE) == [
         ["all-gather", "data", "1.00 MiB", "16", "8", "+7.00 MiB"],
         ["all-reduce", "data", "1.00 MiB", "4", "4", "the same"],
@@ -210,7 +210,7 @@ def test_no_name_can_move_a_cursor():
         "",
     ],
 )
-def test_the_program_in_the_page_is_the_program_to_the_letter_with_every_line_numbered(text: str):
+def test_the_page_has_the_program_to_the_letter_with_lines_numbered(text: str):
     numbers, program = Shown(replace(SAME, text=text).to_html()).blocks
     assert program == text
     lines = text.removesuffix("\n").count("\n") + 1

@@ -112,7 +112,7 @@ def test_a_trial_is_called_by_what_tells_it_from_the_others():
     assert "; all with --microbatches 8 --precision bf16." in words.comparison_about(found)
 
 
-def test_trials_stand_by_step_time_then_what_does_not_fit_then_what_could_not_run():
+def test_trials_stand_by_step_time_then_not_fitting_then_not_run():
     names = words.trial_names(measured_trials())
     assert [names[t.line].text for t in data.sorted_trials(measured_trials())] == [
         "fsdp+tp bf16",

@@ -128,7 +128,7 @@ def test_leaves_fold_only_where_all_trials_lay_them_out_alike():
     assert known["held"] == [[12 * MIB], [3 * MIB // 2]]  # three of 4 MiB, whole and over 8
 
 
-def test_optimizer_leaves_stand_behind_their_parameters_where_they_follow_them_in_all_trials():
+def test_optimizer_leaves_that_follow_their_parameters_stand_behind_them():
     axes = {"data": 8}
     specs = [((), ()), (("data",), ("data",)), ((), ("data",))]
     trials = [(leaf("params.w", (8, 8), p, axes), leaf("opt.mu.w", (8, 8), o, axes, "optimizer")) for p, o in specs]

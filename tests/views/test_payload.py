@@ -327,7 +327,7 @@ def test_the_predicted_step_comes_in_parts_that_make_it_up():
     assert payload(simulated())["time"] is None
 
 
-def test_what_waits_for_the_memory_is_a_part_of_its_own_in_the_words_of_the_verdict():
+def test_waiting_for_memory_is_a_part_of_its_own_in_the_verdict():
     time = payload(looped())["time"]
     assert [row[:2] for row in time["parts"][: time["own"]]] == [["compute", None], ["memory", None]]
     assert [row[2] for row in time["parts"][:2]] == [pytest.approx(0.0067), pytest.approx(0.0109)]
@@ -365,7 +365,7 @@ def test_512_devices_and_2001_leaves_pack_small():
     assert len(packed_report(large())) < 30_000
 
 
-def test_2000_leaves_that_do_not_fold_on_devices_that_are_not_alike_pack_below_150_kb():
+def test_2000_unlike_leaves_on_unlike_devices_pack_below_150_kb():
     letters = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 2, 12))
     names = ["state.params." + ".".join("".join(word) for word in pair) for pair in letters]
     axes = {"data": 64, "model": 8}

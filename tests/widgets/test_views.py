@@ -94,7 +94,7 @@ def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: St
     expect(shown.panel).to_contain_text("too much")
 
 
-def test_the_first_three_hints_have_a_line_each_and_the_others_are_shown_on_demand(show: Stage):
+def test_three_hints_have_a_line_each_and_the_others_open_on_demand(show: Stage):
     shown = show(hinted(), ["header"])
     hints = shown.root.locator(".jsm-advice li")
     assert hints.locator("visible=true").locator(".jsm-hint").count() == 3
@@ -151,7 +151,7 @@ def test_512_devices_share_bars_and_the_one_that_differs_has_its_own(show: Stage
     assert any(name.startswith("devices64to511,448alike:") for name in names)
 
 
-def test_the_mesh_is_filled_by_memory_where_that_has_a_limit_and_outlined_where_it_has_none(show: Stage):
+def test_the_mesh_is_filled_by_memory_or_outlined_where_there_is_no_limit(show: Stage):
     def filled(made: Report) -> list[float]:
         cells = show(made, ["header"]).root.locator(".jsm-glyph rect:not(.jsm-frame)")
         return cells.evaluate_all("cells => cells.map(cell => Number(cell.getAttribute('height')))")
@@ -179,9 +179,7 @@ def test_a_line_in_the_mesh_stands_where_another_host_begins(show: Stage):
 
 
 @pytest.mark.parametrize("width", [900, 620])
-def test_where_next_to_nothing_of_the_limit_is_used_bars_have_a_scale_of_their_own_that_says_so(
-    width: int, show: Stage
-):
+def test_bars_far_below_the_limit_have_a_scale_of_their_own_and_say_so(width: int, show: Stage):
     shown = show(toy(), ["memory"], width)
     expect(shown.panel).to_contain_text("Bars below are drawn 7,681 times as long as on the scale of the limit, 15.75")
     longest = shown.panel.locator(".jsm-bar-row").first.locator("rect").last.bounding_box()
@@ -273,7 +271,7 @@ def test_a_measured_peak_stands_beside_the_computed_one(show: Stage):
     expect(shown.panel.locator(".jsm-lead")).to_contain_text("on device 0, 5.0% more than computed")
 
 
-def test_a_bar_has_a_tick_at_its_measured_peak_and_says_by_how_much_the_computed_one_is_off(show: Stage):
+def test_a_bar_has_a_tick_at_the_measured_peak_and_tells_the_difference(show: Stage):
     shown = show(measured(), ["memory"])
     rows = shown.panel.get_by_role("option")
     expect(shown.panel.locator(".jsm-bar-row .jsm-bar-measured")).to_have_count(7)  # the last device told none

@@ -230,7 +230,7 @@ def test_a_line_in_the_verdict_opens_it(report: Report, said: str, opened: str, 
     expect(line(shown, opened)).to_be_in_viewport()
 
 
-def test_a_line_in_the_verdict_that_moves_nothing_is_shown_and_one_that_stands_nowhere_leads_nowhere(
+def test_a_line_of_the_verdict_leads_to_its_row_or_nowhere(
     show: Stage,
 ):
     shown = show(linked(attached(), "cell [7], line 3"))
