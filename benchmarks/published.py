@@ -26,13 +26,12 @@ from models import llama
 
 import jaxshard_magic
 from jaxshard_magic.analysis import matmul_efficiency
-from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.analysis.leaves import leaves
 from jaxshard_magic.analysis.overlap import CollectiveSchedule
 from jaxshard_magic.analysis.roofline import Roofline, roofline, with_schedule
 from jaxshard_magic.analysis.step_facts import step_facts
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.plan import DeviceWork
+from jaxshard_magic.plan import DeviceWork, wire_bytes
 from jaxshard_magic.report import Collective, Leaf
 from jaxshard_magic.search.plan_estimate import to_report_collective
 from jaxshard_magic.strategies.planned_collectives import planned_collectives

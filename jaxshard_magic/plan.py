@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from .program.routing import RoutedLayer
     from .program.trace import Traced
 
+# Bytes sent by one device on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
+RING_FACTORS = {
+    "all-gather": (1, 0),
+    "all-reduce": (2, 0),
+    "reduce-scatter": (1, 0),
+    "all-to-all": (1, 0),
+    "ragged-all-to-all": (1, 0),
+    "collective-permute": (0, 1),
+    "collective-broadcast": (0, 1),
+}
 REPLICATED = "a copy on every device"  # `LeafPlan.reason` of a leaf that nothing shards
 
 
@@ -118,6 +128,24 @@ class PlannedCollective:
     def network(self) -> int | None:
         """Bytes that leave an island of the mesh; None, since a plan does not know."""
         return None
+
+
+def wire_bytes(kind: str, group_size: int, size: int) -> int:
+    """Return the bytes sent by one device in a ring collective.
+
+    An all-reduce is a reduce-scatter followed by an all-gather. Each sends (n - 1) / n of the array (Thakur,
+    Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4).
+
+    Args:
+        kind: Opcode without "-start".
+        group_size: Number of devices in the ring.
+        size: Bytes of the gathered or unreduced array.
+
+    >>> wire_bytes("all-reduce", 4, 1000)
+    1500
+    """
+    a, b = RING_FACTORS[kind]
+    return (2 * a * size * (group_size - 1) + group_size) // (2 * group_size) + b * size
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..plan import RING_FACTORS, wire_bytes
 from ..report import Collective
 from .hlo import Computation, Instruction, Module, RunCounts, parse_module
 
-# Bytes sent by one device on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
-_RING = {
-    "all-gather": (1, 0),
-    "all-reduce": (2, 0),
-    "reduce-scatter": (1, 0),
-    "all-to-all": (1, 0),
-    "ragged-all-to-all": (1, 0),
-    "collective-permute": (0, 1),
-    "collective-broadcast": (0, 1),
-}
-_OPCODE = re.compile(rf" (?:{'|'.join(_RING)})(?:-start)?\(")
+_OPCODE = re.compile(rf" (?:{'|'.join(RING_FACTORS)})(?:-start)?\(")
 _MESH_AXIS = re.compile(r"'?([^',=\[]+)'?=(\d+)")
 _AXIS_REF = re.compile(r"'?([^',:{}]+)'?(?::\((\d+)\)(\d+))?")
 
@@ -198,31 +189,13 @@ def _listed(names: Sequence[str]) -> str | None:
     return names[0] + more if names else None
 
 
-def wire_bytes(kind: str, group_size: int, size: int) -> int:
-    """Return the bytes sent by one device in a ring collective.
-
-    An all-reduce is a reduce-scatter followed by an all-gather. Each sends (n - 1) / n of the array (Thakur,
-    Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4).
-
-    Args:
-        kind: Opcode without "-start".
-        group_size: Number of devices in the ring.
-        size: Bytes of the gathered or unreduced array.
-
-    >>> wire_bytes("all-reduce", 4, 1000)
-    1500
-    """
-    a, b = _RING[kind]
-    return (2 * a * size * (group_size - 1) + group_size) // (2 * group_size) + b * size
-
-
 def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str]]:
     # Most computations have no collective, and searching their text is faster than parsing it.
     if not _OPCODE.search(computation.text):
         return
     for instruction in computation.instructions.values():
         kind = instruction.opcode.removesuffix("-start")
-        if kind not in _RING or instruction.attribute("calls") or _is_continuation(computation, instruction):
+        if kind not in RING_FACTORS or instruction.attribute("calls") or _is_continuation(computation, instruction):
             continue
         # TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
         scattered = kind == "all-reduce" and computation.name.startswith("all-reduce-scatter")

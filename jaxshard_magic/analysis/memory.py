@@ -1,19 +1,25 @@
-"""Compute the device memory of a step from XLA's memory analysis, and read the memory statistics of devices."""
+"""Compute the device memory of a step from XLA's memory analysis."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from ..device_arrays import device_number
-from ..hardware import Chip, chip
 from ..report import DeviceMemory, Leaf, Memory
-from ..targets import gpu, target_of
 
 _ROLES = ("params", "optimizer", "batch")
+
+# Errors of compilers that found no room for a program.
+_SIZE = r"([\d.]+)([KMGT]?)"
+_FORMS = (
+    re.compile(rf"required for HLO temporaries \({_SIZE}\) exceeds available HBM"),
+    re.compile(rf"Used {_SIZE} of [\d.]+[KMGT]? hbm"),
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None, host_bytes: int = 0) -> Memory:
@@ -91,16 +97,32 @@ def with_temporaries(memory: Memory, temporaries_beside: Callable[[int], int]) -
     return replace(memory, per_device=tuple(rows))
 
 
-def peak_bytes(mesh: Mesh) -> tuple[int | None, ...]:
-    """Return the peak bytes of each device of a mesh since the start of the backend; None where the backend has no
-    statistics."""
-    return tuple(_stats(device).get("peak_bytes_in_use") for device in mesh.devices.flatten().tolist())
+def parse_required_bytes(message: str) -> int | None:
+    """Return the bytes needed on one device, from the error message of a TPU compiler; None for a message without
+    sizes.
+
+    The result is as rounded as the message.
+
+    >>> parse_required_bytes("Ran out of memory in memory space hbm. Used 17.5G of 15.75G hbm. Exceeded by 1.75G.")
+    18790481920
+    """
+    for form in _FORMS:
+        if sizes := form.search(message):
+            number, unit = sizes.groups()
+            return int(float(number) * _UNITS[unit])
+    return None
 
 
-def bytes_in_use(mesh: Mesh) -> int | None:
-    """Return the bytes in use on the fullest local device of a mesh; None if no backend has statistics."""
-    devices = (d for d in mesh.devices.flat if d.process_index == jax.process_index())
-    return max((n for d in devices if (n := _stats(d).get("bytes_in_use")) is not None), default=None)
+def with_needed(memory: Memory, needed: int, stand_in: str | None) -> Memory:
+    """Return the memory of a refused program with the peak requested by the program's own compiler.
+
+    Args:
+        memory: Memory of each device, from the compiler of `stand_in`.
+        needed: Bytes needed on a device.
+        stand_in: Chip with a successful compile; None without one.
+    """
+    source = f"compiled for {stand_in}" if stand_in else "refused"
+    return replace(with_temporaries(memory, lambda arrays: max(needed - arrays, 0)), source=source)
 
 
 def with_measured(memory: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
@@ -118,36 +140,3 @@ def with_measured(memory: Memory, before: Sequence[int | None], after: Sequence[
     # A backend reports the peak since its start. A peak no higher than before the step says nothing about the step.
     measured = (replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows)
     return replace(memory, per_device=tuple(measured))
-
-
-def usable_chip_bytes(chip: Chip) -> int:
-    """Return the bytes of a chip's memory available to a program."""
-    return (gpu.usable_bytes(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm
-
-
-def usable_bytes(mesh: Mesh, of: Chip | None = None) -> int | None:
-    """Return the bytes available to programs on each device of `mesh`, or on the chip `of`; None if unknown."""
-    return device_limit(mesh.devices.flat[0]) if of is None else usable_chip_bytes(of)
-
-
-def usable_bytes_for(mesh: Mesh, on: str | None) -> int | None:
-    """Return the bytes available to programs on each device of a mesh; None if unknown.
-
-    Args:
-        mesh: Mesh of attached devices or of a target.
-        on: Name of a chip to use in place of the mesh's devices; None for the devices.
-    """
-    target = target_of(mesh)
-    return usable_bytes(mesh, chip(on) if on is not None else None if target is None else target.chip)
-
-
-def device_limit(device: Any) -> int | None:
-    """Return the bytes available to programs on a device; None if the backend has no statistics."""
-    return _stats(device).get("bytes_limit")
-
-
-def _stats(device: Any) -> dict[str, int]:
-    try:
-        return device.memory_stats() or {}
-    except jax.errors.JaxRuntimeError:  # a device that is not attached
-        return {}

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ..hardware import Chip
 from ..links import AxisLink, collective_latency
-from .collectives import HloCollective, wire_bytes
+from ..plan import wire_bytes
+from .collectives import HloCollective
 from .hlo import BRANCHES, Computation, Instruction, Module, called_computations, trip_count
 
 _SCHEDULED = "is_scheduled=true"

@@ -15,7 +15,8 @@ from ..program.memory_kinds import HOST_KINDS
 from ..program.sizes import array_bytes
 from ..report import DeviceMemory, Leaf, Memory
 from ..schedule.actions import KINDS, entry_actions
-from .memory import by_role, device_limit, device_memory
+from ..targets.device_memory import device_limit
+from .memory import by_role, device_memory
 from .roofline import all_known
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..compilation.compiled_step import CompiledStep
-from ..plan import Finding, PlannedCollective
+from ..plan import Finding, PlannedCollective, wire_bytes
 from ..program.ir import Program
 from ..program.op_labels import GRADIENT, parse_label, weight_label
 from ..program.phases import equation_phases
@@ -15,11 +15,12 @@ from ..strategies.footprint import footprint
 from ..strategies.planned_collectives import planned_collectives
 from ..strategies.regions.hoisted_gathers import HoistedGathers
 from ..strategies.sharded_lowering import ShardedLowering
+from ..targets.device_memory import device_limit
 from ..units import byte_text
 from .advice.case import OncePerLoop
-from .collectives import Cause, merge, wire_bytes
+from .collectives import Cause, merge
 from .frames import Frame, frames_of_traceback
-from .memory import device_limit, memory, with_temporaries
+from .memory import memory, with_temporaries
 from .origin import calling_line, locate_frames
 from .program_texts import home_files
 from .sources import SourceText

@@ -12,16 +12,16 @@ from ..plan import Finding
 from ..program.gc_pause import gc_paused
 from ..report import Collective, Leaf, Memory, MeshInfo
 from ..targets import CompileResult
+from ..targets.device_memory import device_limit
 from .attribution import host_calls, with_causes, with_origins
 from .buffers import live_bytes, serialized_assignment
 from .collectives import Cause, HloCollective, merge, module_collectives
 from .compiler_diagnostics import Diagnostic, findings, parse_messages
 from .leaves import host_bytes, leaves
-from .memory import device_limit, memory, with_temporaries
+from .memory import memory, parse_required_bytes, with_needed, with_temporaries
 from .memory_timeline import TimelineProgram, with_timeline
 from .mesh_info import detect_mesh_info
 from .origin import HloOrigins, describe_origin
-from .out_of_memory import parse_required_bytes, with_needed
 from .overlap import CollectiveSchedule, read_schedule
 from .pipeline_facts import PipelineFacts, pipeline_leaves, read_pipeline_facts
 from .pipeline_memory import compiled_bytes, pipeline_memory

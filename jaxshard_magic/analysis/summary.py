@@ -10,11 +10,12 @@ from ..links import AxisLink
 from ..pipeline.executor import PipelineExecutor
 from ..report import Collective, Measured, MeshInfo, Report, SourceExcerpt, TimeSpread, Timing
 from ..targets import target_of
+from ..targets.device_memory import peak_bytes, usable_chip_bytes
 from .advice import by_level
 from .experts_and_positions import experts_of, positions_of
 from .experts_and_positions import parts_with_lines as placed_lines
 from .experts_and_positions import with_names as divided_names
-from .memory import peak_bytes, usable_chip_bytes, with_limit, with_measured
+from .memory import with_limit, with_measured
 from .memory_timeline import rename_files, with_file_names
 from .mesh_info import with_node_size
 from .pipeline_timing import time_pipeline

@@ -10,13 +10,15 @@ from ..config.request import Request
 from ..device_arrays import count_hosts
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
-from ..plan import Finding, Plan, PlannedCollective
+from ..plan import Finding, Plan, PlannedCollective, wire_bytes
 from ..program.facts import Facts
 from ..strategies.attention_form import with_sharded_heads
 from ..strategies.footprint import footprint
 from ..strategies.planned_collectives import planned_collectives
 from ..strategies.sharded_lowering import ShardedLowering
 from ..targets import target_of
+from ..targets.device_memory import usable_bytes_for
+from ..units import byte_text
 from .tracing import TracedCall
 
 FORMS = ("gather", "heads", "ring")  # simplest first: of equal costs `min` returns the first
@@ -106,8 +108,6 @@ def suggest_sharded_heads(plan: Plan) -> Finding | None:
         None if the plan gathers no keys and values, some heads don't divide, or fewer than `MIN_SAVING_BYTES` are
         saved.
     """
-    from ..units import byte_text
-
     if plan.attention != "gather" or not isinstance(plan.run, ShardedLowering):
         return None
     moves, axes = list(planned_collectives(plan.run)), set(plan.run.layout.position_axes)
@@ -153,8 +153,6 @@ def describe_choice(form: str, costs: Mapping[str, AttentionCost], refused: Mapp
         costs: Predicted cost by form.
         refused: Reason for refusal, by refused form.
     """
-    from ..units import byte_text
-
     selected = costs[form]
     sentences = [
         f"Attention over divided positions is --attention {form}: a device sends "
@@ -172,8 +170,6 @@ def describe_choice(form: str, costs: Mapping[str, AttentionCost], refused: Mapp
 
 def _memory_limit(request: Request) -> int | None:
     """Return the usable memory of a device in bytes; None if unknown, or if hosts may differ."""
-    from ..analysis.memory import usable_bytes_for
-
     # A host knows the memory of its own devices only, and all hosts must choose the same form.
     several = target_of(request.mesh) is None and count_hosts(request.mesh) > 1
     return None if several else usable_bytes_for(request.mesh, request.chip)
@@ -181,8 +177,6 @@ def _memory_limit(request: Request) -> int | None:
 
 def _sent_bytes(moves: Iterable[PlannedCollective]) -> int:
     """Return the bytes sent by a device for `moves`."""
-    from ..analysis.collectives import wire_bytes
-
     return sum(wire_bytes(move.kind, move.group_size, move.bytes * move.count) for move in moves)
 
 

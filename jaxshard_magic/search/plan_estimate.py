@@ -73,7 +73,7 @@ def estimate_plan(
     if step.request.pipeline is None:
         planned = step.planned(*args, **kwargs)
     else:
-        planned, outline = step.programs.outlined(args, kwargs)
+        planned, outline = step.programs.outlined(tuple(args), kwargs)
     plan, mesh = planned.plan, candidate.mesh
     if not isinstance(plan.run, ShardedLowering):
         return PlanEstimate()

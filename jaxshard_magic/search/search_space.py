@@ -7,12 +7,12 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ..analysis.memory import usable_bytes
 from ..analysis.mesh_info import detect_mesh_info, with_node_size
 from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
 from ..hardware import Chip, chip, chip_of
 from ..targets import target_of
+from ..targets.device_memory import usable_bytes
 from .candidates import Candidate, RefusedCandidate, Requests, candidate_of, candidates, line_of
 from .meshes import ALL_MESHES, text_of
 

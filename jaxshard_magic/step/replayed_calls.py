@@ -1,13 +1,13 @@
 """Replay the first calls of a resumed loop from a checkpoint, without computing them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..checkpoints import SavedLeaf
+from ..checkpoints import CheckpointStore, SavedLeaf
 from ..checkpoints.state_arrays import prng_impl_of
 from ..checkpoints.state_match import check_same
 from ..compilation.compiled_step import CompiledStep
@@ -27,9 +27,6 @@ from .output_roles import (
 from .output_roles import returned_avals as given_by
 from .step_log import StepLog
 
-if TYPE_CHECKING:
-    from ..checkpoints import CheckpointStore
-
 
 class ReplayedCalls:
     """Calls up to checkpoint `step` of a store, in order.
@@ -45,7 +42,7 @@ class ReplayedCalls:
         ShardError: The checkpoint is none of a loop, or is damaged.
     """
 
-    def __init__(self, store: "CheckpointStore", step: int):
+    def __init__(self, store: CheckpointStore, step: int):
         self._store, self.step = store, step
         self.saved, extra = store.info(step), store.extra(step)
         if "kinds" not in extra:

@@ -12,14 +12,27 @@ import numpy as np
 from jax import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..checkpoints import CheckpointInfo, CheckpointStore
+from ..checkpoints.checkpoint_info import VERSIONS
+from ..checkpoints.name_rules import parse_rules
+from ..checkpoints.state_arrays import StateArrays, flatten_state
+from ..checkpoints.state_match import (
+    check_same,
+    closest_part,
+    join_path,
+    leaves_of_part,
+    matching_part,
+    paths_by_prefix,
+)
+from ..checkpoints.weight_files import SUFFIXES, is_weights
+from ..checkpoints.weight_loading import load_weights
+from ..checkpoints.weight_saving import save_weights
 from ..errors import ShardError, list_names
 from ..packages import versions
 from ..program.trace import path_name
 from ..report.parts import mesh_text
 
 if TYPE_CHECKING:
-    from ..checkpoints import CheckpointStore
-    from ..checkpoints.state_arrays import StateArrays
     from .sharded_step import ShardedStep
 
 
@@ -47,10 +60,6 @@ def save(
     Raises:
         ShardError: The state has shapes in place of arrays, an option doesn't apply, or writing fails.
     """
-    from ..checkpoints import CheckpointInfo, CheckpointStore
-    from ..checkpoints.state_arrays import flatten_state
-    from ..checkpoints.weight_files import SUFFIXES
-
     state_of, where = flatten_state(state), Path(expanduser(path))
     if shape := next((name for name, x in state_of.by_name.items() if isinstance(x, ShapeDtypeStruct)), None):
         raise ShardError(f"{shape} is a shape, and arrays are saved: give what the step gives back")
@@ -97,11 +106,6 @@ def restore(
         state_name: Name of the state; empty without one.
         warn: Receives a line on arrays that are unknown to the plan, and on superfluous arrays of a file.
     """
-    from ..checkpoints.name_rules import parse_rules
-    from ..checkpoints.state_arrays import flatten_state
-    from ..checkpoints.weight_files import is_weights
-    from ..checkpoints.weight_loading import load_weights
-
     state, where = flatten_state(like), Path(expanduser(path))
     if not is_weights(where):
         return _from_folder(step, where, state, number, cast, rename, part, state_name, warn)
@@ -115,17 +119,13 @@ def restore(
 
 def _save_weights(
     path: Path,
-    state: "StateArrays",
+    state: StateArrays,
     number: int,
     rename: "Mapping[str, str] | Iterable[str]",
     force: bool,
     warn: Callable[[str], object],
 ) -> None:
     """Write a state's arrays into a file of weights, without keys of random numbers."""
-    from ..checkpoints.checkpoint_info import VERSIONS
-    from ..checkpoints.name_rules import parse_rules
-    from ..checkpoints.weight_saving import save_weights
-
     rows = zip(state.names, state.arrays().values(), state.saved_leaves, state.is_generator, strict=True)
     arrays, random_keys = {}, []
     for name, x, leaf, random in rows:
@@ -148,7 +148,7 @@ def _save_weights(
 def _from_folder(
     step: "ShardedStep",
     path: Path,
-    state: "StateArrays",
+    state: StateArrays,
     number: int | None,
     cast: bool,
     rename: "Mapping[str, str] | Iterable[str]",
@@ -157,9 +157,6 @@ def _from_folder(
     warn: Callable[[str], object],
 ) -> Any:
     """Restore a state from a folder of checkpoints."""
-    from ..checkpoints import CheckpointStore
-    from ..checkpoints.state_match import check_same, join_path, leaves_of_part, matching_part
-
     if rename:
         raise ShardError(f"rename is for files of weights, and {path} is a folder of checkpoints: leave it out")
     with CheckpointStore(path) as store:
@@ -179,7 +176,7 @@ def _from_folder(
     return state.rebuild({name: arrays[join_path(part_path, name)] for name in state.names})
 
 
-def newest_checkpoint(store: "CheckpointStore", number: int | None = None) -> int:
+def newest_checkpoint(store: CheckpointStore, number: int | None = None) -> int:
     """Return the number of the newest checkpoint, or `number`, if all hosts have it. Raises ShardError for none."""
     agreed = store.step_on_all_hosts(number)
     if agreed is None:
@@ -190,7 +187,7 @@ def newest_checkpoint(store: "CheckpointStore", number: int | None = None) -> in
 
 
 def state_shardings(
-    step: "ShardedStep", state: "StateArrays", warn: Callable[[str], object] = warnings.warn
+    step: "ShardedStep", state: StateArrays, warn: Callable[[str], object] = warnings.warn
 ) -> dict[str, Any]:
     """Return the sharding of each leaf of a state by path, as in the program of the last kind of call.
 
@@ -205,7 +202,6 @@ def state_shardings(
         ShardError: The step has no program yet.
     """
     entry = step.entry
-    from ..checkpoints.state_match import closest_part, join_path, paths_by_prefix
 
     if entry is None:
         raise ShardError(

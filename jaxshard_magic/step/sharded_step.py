@@ -11,13 +11,13 @@ from jax._src.core import trace_state_clean  # jax.core has no public name for i
 from jax.sharding import Mesh
 
 from ..analysis.check import PlainStep, compare_call
-from ..analysis.memory import peak_bytes
 from ..analysis.profile_analysis import Profile
 from ..analysis.step_run import StepRun
 from ..analysis.summary import summarize
-from ..compilation.compiled_step import CompiledStep
+from ..compilation.compiled_step import CompiledStep, StepSignature, step_signature
 from ..compilation.donation import OwnOutputs, raise_if_deleted
 from ..compilation.expert_rows import count_expert_rows
+from ..compilation.pipelined_step import uncompiled_pipelined
 from ..compilation.planned_call import PlannedCall
 from ..compilation.single_program import uncompiled_step
 from ..config.request import Request
@@ -29,6 +29,7 @@ from ..program.jax_settings import check_jit_enabled
 from ..program.source_lines import EnclosingTrace, enclosing_trace, strip_package_frames
 from ..program.unwrap import unwrap_step
 from ..targets import target_of
+from ..targets.device_memory import peak_bytes
 from ..temporary import Restored, list_elements
 from .copies import deepcopy_step, reduce_step
 from .fast_calls import fast_call
@@ -37,7 +38,6 @@ from .gather_state import gather_state
 from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
 from .step_programs import StepPrograms
-from .step_signature import StepSignature, step_signature
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -544,8 +544,6 @@ class ShardedStep:
         """
         call = self.programs.flatten_for_plan(args, kwargs)
         if self.request.pipeline is not None:
-            from ..compilation.pipelined_step import uncompiled_pipelined
-
             return self.report_of(uncompiled_pipelined(call, self.request, say=self.say, traces=self.programs.traces))
         return self.report_of(uncompiled_step(call, self.request, self.programs.planned_for(call)))
 

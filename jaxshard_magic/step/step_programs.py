@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..analysis.step_facts import step_facts
 from ..compilation.compiled_step import CompiledStep
+from ..compilation.pipelined_step import compile_pipelined, outline_call
 from ..compilation.planned_call import PlannedCall, plan_call
 from ..compilation.recompilation import Recompilation, describe_recompilation
 from ..compilation.single_program import compile_step
@@ -17,16 +18,14 @@ from ..compilation.tracing import TraceCache
 from ..config.options import GradientOptions
 from ..config.request import Request
 from ..errors import ShardError
+from ..pipeline.outline import Outline
+from ..pipeline.shardings import RankMeshes
 from ..program.flatten_call import FlatCall, flatten_call
 from ..program.gc_pause import interruptible
 from ..program.unwrap import NUMBERS, UnwrappedStep
 from ..targets import LIMIT_S
 from .multihost_calls import MultihostCalls, multihost_calls_of
 from .step_loops import StepLoops
-
-if TYPE_CHECKING:
-    from ..pipeline.outline import Outline
-
 
 MAX_VARIANTS = 16  # programs kept that differ only in Python values
 
@@ -106,21 +105,17 @@ class StepPrograms:
         """
         request = request or self.request
         if request.pipeline is not None:
-            from ..pipeline.shardings import RankMeshes
-
             request = replace(
                 request.on_rank(RankMeshes(self.request.mesh, request.stage_axis).sub_meshes[0]), pipeline=None
             )
         return plan_call(call, request, say=self.say, traces=self.traces)
 
-    def outlined(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "tuple[PlannedCall, Outline]":
+    def outlined(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[PlannedCall, Outline]:
         """Return the plan for these arguments, and the possible pieces for stages of a pipeline; make no stage.
 
         Raises:
             ShardError: The step can't be made into a pipeline.
         """
-        from ..compilation.pipelined_step import outline_call
-
         call = self.flatten_for_plan(args, kwargs)
         planned = self.planned_for(call)
         return planned, outline_call(call, self.request, planned.facts)
@@ -258,8 +253,6 @@ class StepPrograms:
         # Python drops an interrupt that comes while JAX's function for garbage collections runs.
         with interruptible():
             if request.pipeline is not None:
-                from ..compilation.pipelined_step import compile_pipelined
-
                 return compile_pipelined(flat_call, request, on_planned=on_planned, **how)
             return compile_step(flat_call, request, allow_plan_only=allow_plan_only, on_planned=on_planned, **how)
 

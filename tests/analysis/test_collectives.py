@@ -21,8 +21,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.mesh_draws import meshes_and_axes
 
-from jaxshard_magic.analysis.collectives import collectives, module_collectives, wire_bytes
+from jaxshard_magic.analysis.collectives import collectives, module_collectives
 from jaxshard_magic.analysis.hlo import parse_module
+from jaxshard_magic.plan import wire_bytes
 from jaxshard_magic.report import Collective
 
 with contextlib.suppress(RuntimeError):  # the backend is up, with the devices of the suite's conftest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxshard_magic.analysis.out_of_memory import parse_required_bytes, with_needed
+from jaxshard_magic.analysis.memory import parse_required_bytes, with_needed
 from jaxshard_magic.report import DeviceMemory, Memory
 
 GIB = 2**30

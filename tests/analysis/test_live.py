@@ -13,9 +13,10 @@ from flax import nnx
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.memory import peak_bytes, with_measured
+from jaxshard_magic.analysis.memory import with_measured
 from jaxshard_magic.analysis.memory_timeline import _describe_part, _phases
 from jaxshard_magic.report import DeviceMemory, Leaf, Memory, Report
+from jaxshard_magic.targets.device_memory import peak_bytes
 
 N, D, H = 512, 64, 1024
 

@@ -17,10 +17,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic.analysis.leaves import array_bytes, leaf, leaves
-from jaxshard_magic.analysis.memory import device_limit, memory
+from jaxshard_magic.analysis.memory import memory
 from jaxshard_magic.analysis.mesh_info import mesh_info
 from jaxshard_magic.plan import LeafPlan
 from jaxshard_magic.report import Memory
+from jaxshard_magic.targets.device_memory import device_limit
 
 with contextlib.suppress(RuntimeError):  # the backend is up, with the devices of the suite's conftest
     jax.config.update("jax_num_cpu_devices", 8)

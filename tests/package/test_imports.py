@@ -134,7 +134,6 @@ LATE = {
         "",
         "IPython plotly anywidget ipywidgets traitlets resvg_py",
     ),  # PNG; the modules that are late as a whole
-    "compilation": ("analysis", ""),  # bytes of memory and communication, to choose a form of attention
     "targets": ("", "jaxlib"),
     "config.options": ("schedule", "jax"),  # the names of schedules, and the dtypes of its values
     "program": ("", "flax equinox"),  # a step of theirs brings them along
@@ -298,8 +297,8 @@ class Page:
 
 
 def test_a_forbidden_import_is_not_allowed_at_the_top_nor_inside_a_function():
-    assert "analysis" not in allowed("compilation", ours=True, late=False)
-    assert "analysis" in allowed("compilation", ours=True, late=True)
+    assert "checkpoints" not in allowed("notebook", ours=True, late=False)
+    assert "checkpoints" in allowed("notebook", ours=True, late=True)
     assert "views" not in allowed("report", ours=True, late=True)
     assert "jax" not in allowed("views", ours=False, late=True)
 

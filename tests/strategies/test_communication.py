@@ -15,8 +15,9 @@ from theory.expected import F32, MESHES, expected, told
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import module_collectives, wire_bytes
+from jaxshard_magic.analysis.collectives import module_collectives
 from jaxshard_magic.analysis.hlo import parse_module
+from jaxshard_magic.plan import wire_bytes
 
 MANY = {"data": 4, "fsdp": 4, "model": 4}
 

@@ -16,7 +16,7 @@ from theory import steps
 from theory.expected import AG, F32
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import wire_bytes
+from jaxshard_magic.plan import wire_bytes
 from jaxshard_magic.search.candidates import Requests, candidates
 from jaxshard_magic.strategies.planned_collectives import planned_collectives
 

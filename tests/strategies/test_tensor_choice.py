@@ -13,7 +13,7 @@ from support.shardy_moves import moves_by_shardy
 from support.thinned import CI, thinned
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import wire_bytes
+from jaxshard_magic.plan import wire_bytes
 from jaxshard_magic.program.shardy import ShardyPartitioner
 from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.sharded_lowering import ShardedLowering

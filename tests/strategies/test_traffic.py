@@ -12,7 +12,7 @@ from theory import steps
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.collectives import wire_bytes
+from jaxshard_magic.plan import wire_bytes
 from jaxshard_magic.strategies.footprint import Footprint, footprint
 from jaxshard_magic.strategies.planned_collectives import planned_collectives
 from jaxshard_magic.strategies.sharded_lowering import ShardedLowering

@@ -125,7 +125,7 @@ ROWS: Sequence[Refused] = (
         "x = jnp.ones((8, 16))",
     ),
     Refused(
-        "compilation.pipeline_microbatches.rewrite_in_microbatches",
+        "compilation.pipelined_step.rewrite_in_microbatches",
         "--schedule 1f1b",
         "pp --schedule interleaved --chunks 2",
         before=DATA.replace("jnp.mean(x ** 2)", "jnp.mean(jax.nn.log_softmax(x @ x.T))"),
