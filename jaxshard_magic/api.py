@@ -12,8 +12,7 @@ from jax.sharding import AxisType, Mesh
 
 from .analysis.array_report import report_arrays
 from .compiler_log import capture_messages
-from .config.mesh import BuiltMesh, MeshSpec, build, default_spec
-from .config.mesh_text import axes_text
+from .config.mesh import BuiltMesh, MeshSpec, axes_text, build, default_spec
 from .config.options import FLAGS
 from .config.request import Rules, SpecLike, make_request, step_options, with_auto_axes
 from .config.strategies import COMPARED, SEARCHED_STRATEGIES
@@ -142,7 +141,7 @@ def doctor(mesh: "Mesh | Cluster | str | None" = None) -> Doctor:
 
         return examine(None, hosts=examine_hosts(mesh))
     try:
-        mesh = given_or(mesh, _all_devices)
+        mesh = _given_or(mesh, _all_devices)
     except RuntimeError:  # a backend does not start, as `examine` reports
         mesh = None
     return examine(mesh)
@@ -154,7 +153,7 @@ def _all_devices() -> Mesh:
     return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
 
 
-def given_or(given: Mesh | str | None, default: Callable[[], Mesh]) -> Mesh:
+def _given_or(given: Mesh | str | None, default: Callable[[], Mesh]) -> Mesh:
     """Return the given mesh, or the mesh of a text; `default()` if None is given."""
     if given is None:
         return default()
@@ -295,7 +294,7 @@ def shard(
     step_options(strategy, options)
     request = make_request(
         strategy,
-        given_or(mesh, lambda: default_mesh(strategy, stages=stages).mesh),
+        _given_or(mesh, lambda: default_mesh(strategy, stages=stages).mesh),
         specs=specs,
         rules=rules,
         on=on,
@@ -476,4 +475,4 @@ def _words(strategies: str | Sequence[str]) -> Sequence[str]:
 
 def _devices(mesh: Mesh | str | None) -> Mesh:
     """Return the mesh with the devices of all candidates."""
-    return with_auto_axes(given_or(mesh, lambda: default_mesh("dp").mesh))
+    return with_auto_axes(_given_or(mesh, lambda: default_mesh("dp").mesh))

@@ -11,6 +11,14 @@ from weakref import WeakKeyDictionary
 
 Numbering = Callable[[Any, str], int | None]  # (shell, file name) to the number of a cell; None for no cell
 _numberings: WeakKeyDictionary[Any, Numbering] = WeakKeyDictionary()  # by shell, the latest registered last
+_CELL = re.compile(
+    r"<ipython-input-(?P<terminal>\d+)-\w+>"
+    r"|.*[/\\]ipykernel_\d+[/\\]\d+\.py"
+    r"|.*[/\\]ipython-input-(?:(?P<colab>\d+)-)?\d+\.py"
+)
+# Regular expression for the part of a cell's file name with the number of a kernel or a cell. Without it, the same cell
+# has the same name in every session.
+OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=[</]ipython-input-)\d+-"
 
 
 def number_cells(shell: object, number_of: Numbering) -> None:
@@ -131,16 +139,6 @@ def short_location(name: str | None, line: int) -> str:
     ('[3]:4', 'models/gpt.py:12', '3')
     """
     return str(line) if name is None or name.startswith("<") else f"{name.removeprefix('cell ')}:{line}"
-
-
-_CELL = re.compile(
-    r"<ipython-input-(?P<terminal>\d+)-\w+>"
-    r"|.*[/\\]ipykernel_\d+[/\\]\d+\.py"
-    r"|.*[/\\]ipython-input-(?:(?P<colab>\d+)-)?\d+\.py"
-)
-# Regular expression for the part of a cell's file name with the number of a kernel or a cell. Without it, the same cell
-# has the same name in every session.
-OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=[</]ipython-input-)\d+-"
 
 
 def is_cell_file(file: str) -> bool:

@@ -35,6 +35,7 @@ _R = TypeVar("_R")
 
 # Code flags of functions that can wait in their middle.
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+ABSENT = object()  # stands for a value that does not exist
 
 
 class TemporaryChange:
@@ -290,9 +291,6 @@ def _is_running(function: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-ABSENT = object()  # stands for a value that does not exist
 
 
 @dataclass(frozen=True)

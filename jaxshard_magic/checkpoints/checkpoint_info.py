@@ -18,6 +18,7 @@ from ..packages import versions
 
 FORMAT = 1  # of the JSON that `to_json` returns
 VERSIONS = ("jax", "flax", "orbax-checkpoint", "jaxshard_magic")
+_ARRAY = "__array__"
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,6 @@ def hash_of(leaves: Sequence[SavedLeaf]) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of paths, shapes and dtypes, in any order."""
     rows = sorted([leaf.path, list(leaf.shape), leaf.dtype] for leaf in leaves)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-
-
-_ARRAY = "__array__"
 
 
 def to_json_value(value: Any) -> Any:

@@ -28,6 +28,7 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _UNSEEN = "unseen"
 _ROOM = 1 << 14  # bytes that must fit on the disk
 _LOCKED = 1 << 20  # offset: on Windows no other process can read a locked byte, and the owner's name comes before it
+T = TypeVar("T")
 
 
 class FolderLock:
@@ -266,9 +267,6 @@ def _number_of(error: BaseException | None) -> int | None:
             return error.errno
         error = error.__cause__ or error.__context__
     return None
-
-
-T = TypeVar("T")
 
 
 def run_on_first_host(make: Callable[[], str]) -> str:

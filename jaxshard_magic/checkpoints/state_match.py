@@ -10,6 +10,8 @@ from dataclasses import replace
 from ..errors import ShardError, did_you_mean, list_names, unknown_name
 from .checkpoint_info import SavedLeaf
 
+_CAST = "cast=True, or --cast on the line, converts it"
+
 
 def matching_part(
     have: Iterable[str], want: Iterable[str], where: str, requested: str | None = None, state_name: str = ""
@@ -113,9 +115,6 @@ def first_words(names: Sequence[str]) -> list[str]:
 def _depth(part: str) -> int:
     """Return the number of words in a prefix."""
     return len(part.split(".")) if part else 0
-
-
-_CAST = "cast=True, or --cast on the line, converts it"
 
 
 def check_same(

@@ -40,6 +40,7 @@ from .reader import STATE, CheckpointReader, import_orbax, without_empty_arrays
 WHY_S = 10.0  # seconds to wait for the error of a host that failed
 LEAVES_S = 60.0  # seconds for the last save of a stopped loop
 _holding: "WeakValueDictionary[str, CheckpointStore]" = WeakValueDictionary()  # stores of this process, by folder
+LEAVE_S = 10.0  # seconds for Orbax's threads to end after `cancel`
 
 
 class CheckpointStore(CheckpointReader, TemporaryChange):
@@ -380,9 +381,6 @@ def _sum_up(checkpoint: Path) -> None:
     # After an interrupt as the save began, nothing may have been written.
     if checkpoint.is_dir():
         checksums.write(checkpoint)
-
-
-LEAVE_S = 10.0  # seconds for Orbax's threads to end after `cancel`
 
 
 class PendingSave:

@@ -27,6 +27,7 @@ from .strategy_text import StrategyPart, batch_axes, parse_strategy, part_axes
 
 SpecLike = PartitionSpec | str
 Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
+_LINES = ("%%shard ", "%mesh ", "--")
 
 
 @dataclass(frozen=True)
@@ -302,9 +303,6 @@ def _rule(pattern: str, spec: SpecLike) -> tuple[str, PartitionSpec]:
 
 def _text(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
-
-
-_LINES = ("%%shard ", "%mesh ", "--")
 
 
 def is_line(text: str) -> bool:

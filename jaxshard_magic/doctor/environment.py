@@ -1,6 +1,7 @@
 """Findings about the installation: packages, environment variables read by JAX, and the display of reports.
 
-Packages may be missing or not fit JAX's version; those that compile for hardware that isn't attached count, too.
+The packages are JAX's own and the compilers for hardware that isn't attached: one may be missing, or not fit the
+installed jax.
 """
 
 import re
@@ -16,6 +17,45 @@ Versions = Mapping[str, str | None]
 NEWEST_PYTHON = (3, 12)  # oldest Python that the newest jax runs on
 INSTALL_TPU = 'pip install --upgrade "jax[tpu]"'
 INSTALL_CUDA = 'pip install --upgrade "jax[cuda12]"'
+_YES = "y|yes|t|true|on|1"  # values that JAX reads as true
+# Meaning of each variable, regular expression of harmful values, and remedy for these.
+VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
+    "JAX_PLATFORMS": ("the only platforms that jax starts", None, None),
+    "JAX_NUM_CPU_DEVICES": ("simulated CPU devices", None, None),
+    "JAX_ENABLE_X64": ("whether 64-bit types are kept", None, None),
+    "JAX_COMPILATION_CACHE_DIR": ("where compiled programs are kept", None, None),
+    "JAX_DISABLE_JIT": (
+        "whether every operation runs by itself",
+        _YES,
+        "unset JAX_DISABLE_JIT to compile: now nothing is fused, and collectives do not overlap",
+    ),
+    "JAX_DEBUG_NANS": (
+        "whether every result is checked for NaN, and waited for",
+        _YES,
+        "unset JAX_DEBUG_NANS to train",
+    ),
+    "XLA_FLAGS": ("options of the compiler", None, None),
+    "LIBTPU_INIT_ARGS": ("options of the TPU and its compiler", None, None),
+    "XLA_PYTHON_CLIENT_PREALLOCATE": ("whether a GPU's memory is taken at the start", None, None),
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": ("how much of a GPU's memory is taken", None, None),
+    "XLA_PYTHON_CLIENT_ALLOCATOR": (
+        "how GPU memory is taken",
+        "platform",
+        "unset XLA_PYTHON_CLIENT_ALLOCATOR: platform is slow, and meant for debugging",
+    ),
+    "CUDA_VISIBLE_DEVICES": ("the GPUs that are seen", "|-1", "unset CUDA_VISIBLE_DEVICES: it hides every GPU"),
+    "TPU_VISIBLE_CHIPS": ("the TPU chips that are seen", None, None),
+    "TPU_VISIBLE_DEVICES": ("the TPU chips that are seen, an older name", None, None),
+    "TPU_PROCESS_BOUNDS": ("how processes share the TPU", None, None),
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": ("the TPU chips of each process", None, None),
+    "TPU_LIBRARY_PATH": ("the libtpu.so that is loaded", None, None),
+    "NPROC": (
+        "threads that jax makes on CPU",
+        "[0-7]",
+        "set NPROC=32 before jax starts: few threads can stall simulated devices",
+    ),
+}
+FORCED = "xla_force_host_platform_device_count"
 
 
 def loaded() -> dict[str, str]:
@@ -76,48 +116,6 @@ def compiler_findings(known: Versions, needed: Mapping[str, str]) -> Iterator[Do
                 yield DoctorFinding(area, platform, mixed, "warning", install_command(extra, f"{name}{needed[name]}"))
         if not there:
             yield DoctorFinding(area, platform, "not installed", "info", install_command(extra))
-
-
-_YES = "y|yes|t|true|on|1"  # values that JAX reads as true
-
-# Meaning of each variable, regular expression of harmful values, and remedy for these.
-VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
-    "JAX_PLATFORMS": ("the only platforms that jax starts", None, None),
-    "JAX_NUM_CPU_DEVICES": ("simulated CPU devices", None, None),
-    "JAX_ENABLE_X64": ("whether 64-bit types are kept", None, None),
-    "JAX_COMPILATION_CACHE_DIR": ("where compiled programs are kept", None, None),
-    "JAX_DISABLE_JIT": (
-        "whether every operation runs by itself",
-        _YES,
-        "unset JAX_DISABLE_JIT to compile: now nothing is fused, and collectives do not overlap",
-    ),
-    "JAX_DEBUG_NANS": (
-        "whether every result is checked for NaN, and waited for",
-        _YES,
-        "unset JAX_DEBUG_NANS to train",
-    ),
-    "XLA_FLAGS": ("options of the compiler", None, None),
-    "LIBTPU_INIT_ARGS": ("options of the TPU and its compiler", None, None),
-    "XLA_PYTHON_CLIENT_PREALLOCATE": ("whether a GPU's memory is taken at the start", None, None),
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": ("how much of a GPU's memory is taken", None, None),
-    "XLA_PYTHON_CLIENT_ALLOCATOR": (
-        "how GPU memory is taken",
-        "platform",
-        "unset XLA_PYTHON_CLIENT_ALLOCATOR: platform is slow, and meant for debugging",
-    ),
-    "CUDA_VISIBLE_DEVICES": ("the GPUs that are seen", "|-1", "unset CUDA_VISIBLE_DEVICES: it hides every GPU"),
-    "TPU_VISIBLE_CHIPS": ("the TPU chips that are seen", None, None),
-    "TPU_VISIBLE_DEVICES": ("the TPU chips that are seen, an older name", None, None),
-    "TPU_PROCESS_BOUNDS": ("how processes share the TPU", None, None),
-    "TPU_CHIPS_PER_PROCESS_BOUNDS": ("the TPU chips of each process", None, None),
-    "TPU_LIBRARY_PATH": ("the libtpu.so that is loaded", None, None),
-    "NPROC": (
-        "threads that jax makes on CPU",
-        "[0-7]",
-        "set NPROC=32 before jax starts: few threads can stall simulated devices",
-    ),
-}
-FORCED = "xla_force_host_platform_device_count"
 
 
 def environment_findings(variables: Mapping[str, str], cpu_devices: int = -1) -> Iterator[DoctorFinding]:

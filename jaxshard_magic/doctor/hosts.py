@@ -21,6 +21,8 @@ from .reachability import BIG, REDUCE_S, SERVICE_S, SILENT, Reachability, exchan
 AREA = "hosts"
 MOST = 8  # failed pairs listed one by one
 BINDING = ("jax", "jaxlib", OURS)  # other versions make another program of the same cell
+AGAIN = "start the program again on all hosts"
+_numbers = count()  # number keys alike on all processes, which make the same examinations in the same order
 
 
 @dataclass(frozen=True)
@@ -240,17 +242,13 @@ def _host_names(hosts: Mapping[int, str] | Sequence[int]) -> str:
     return " and ".join(f"host {host}" for host in hosts)
 
 
-AGAIN = "start the program again on all hosts"
-_numbers = count()  # number keys alike on all processes, which make the same examinations in the same order
-
-
 def process_findings() -> Iterator[DoctorFinding]:
     """Yield findings about all processes of `jax.distributed`.
 
     All processes must call it. It ends within two minutes, even without one of them.
     """
     name = f"jaxshard/doctor/{next(_numbers)}"
-    said = exchange(f"{name}/host", json.dumps(asdict(this_host())), SERVICE_S)
+    said = exchange(f"{name}/host", json.dumps(asdict(_this_host())), SERVICE_S)
     if gone := [f"host {host}" for host, each in enumerate(said) if each is None]:
         fix = f"call doctor() on all hosts; where they do, {AGAIN}"
         late = f"{', '.join(gone)}: not come to this examination within {SERVICE_S:g} s"
@@ -261,7 +259,7 @@ def process_findings() -> Iterator[DoctorFinding]:
     yield from host_findings(hosts, {}, [None if each is None else _reached(each) for each in told], AGAIN)
 
 
-def this_host() -> Host:
+def _this_host() -> Host:
     """Return the description of this process for the others."""
     own = jax.local_devices()
     return Host(node(), program_versions(), own[0].platform, own[0].device_kind, len(own))

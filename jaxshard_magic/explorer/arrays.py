@@ -20,6 +20,11 @@ from ..program.flatten_call import aval_key
 from ..program.sizes import array_bytes
 from .shard_sizes import DimAxes, MeshAxes
 
+_TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+_SHORT = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
+_EXAMPLE = "f32[50257,768]"
+MOST_SIZE = 10**12  # largest size of a dimension
+
 
 @dataclass(frozen=True)
 class ExploredArray:
@@ -98,12 +103,6 @@ def linked_arrays(arrays: Sequence[ExploredArray], index: int) -> list[int]:
 def unlinked(ranks: Sequence[int]) -> list[tuple[int, ...]]:
     """Return dimension classes for arrays of these ranks, all different."""
     return [tuple(range(end - rank, end)) for rank, end in zip(ranks, accumulate(ranks), strict=True)]
-
-
-_TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
-_SHORT = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
-_EXAMPLE = "f32[50257,768]"
-MOST_SIZE = 10**12  # largest size of a dimension
 
 
 def find_arrays(words: Sequence[str], namespace: Mapping[str, Any]) -> tuple[ExploredArray, ...]:

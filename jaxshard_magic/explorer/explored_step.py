@@ -24,6 +24,7 @@ from .arrays import ExploredArray, ExploredLayout, bits_of, unlinked
 from .shard_sizes import dim_axes, shard_bytes
 
 StepFactory = Callable[[str, Mesh], ShardedStep]  # (%%shard line, mesh) -> step
+SLOW = 1.0  # seconds; slower planning is not repeated at every edit
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,6 @@ def _predicted(found: PlannedCall, arrays: tuple[ExploredArray, ...]) -> LinePre
         memory.peak,
         tuple(map(to_report_collective, planned_collectives(hold))),
     )
-
-
-SLOW = 1.0  # seconds; slower planning is not repeated at every edit
 
 
 class PlannedLayouts:

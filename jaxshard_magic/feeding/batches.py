@@ -44,7 +44,7 @@ class BatchPlacement:
         """Watch for `batch` in the next calls of steps, unless shardings for batches like it are known."""
         self.stop_watching()
         flat = leaves(batch)
-        if self._failed_tries < MAX_TRIES and tuple(map(leaf_signature, flat)) not in self._targets:
+        if self._failed_tries < MAX_TRIES and tuple(map(_leaf_signature, flat)) not in self._targets:
             self._failed_tries += 1
             self._watched = flat
             waiting_matchers.append(self)
@@ -78,7 +78,7 @@ class BatchPlacement:
             for j, i in input_by_leaf.items()
             if i not in entry.padding and not (i in entry.per_host_dims and step.keep_arguments)
         }
-        self._targets[tuple(map(leaf_signature, self._watched))] = targets
+        self._targets[tuple(map(_leaf_signature, self._watched))] = targets
         self._failed_tries = 0
         self.stop_watching()
         return self.waits
@@ -90,9 +90,9 @@ class BatchPlacement:
         Arrays already on several hosts stay, as do rows that hosts have to exchange.
         """
         flat = leaves(batch)
-        targets = self._targets.get(tuple(map(leaf_signature, flat)), {})
+        targets = self._targets.get(tuple(map(_leaf_signature, flat)), {})
         # A loader may write its next batch into the same arrays while these are on their way.
-        flat = [copy_numpy(x) for x in flat]
+        flat = [_copy_numpy(x) for x in flat]
         transferred = [j for j, (to, dim) in targets.items() if dim is None and _needs_transfer(flat[j], to)]
         with jax_settings.allow_transfers():
             for j, x in zip(
@@ -106,7 +106,7 @@ class BatchPlacement:
             jax.block_until_ready([flat[j] for j in targets if isinstance(flat[j], jax.Array)])
         # The placed batch has other signatures, and must not be watched for when the loop gets it.
         if targets:
-            self._targets.setdefault(tuple(map(leaf_signature, flat)), targets)
+            self._targets.setdefault(tuple(map(_leaf_signature, flat)), targets)
         remaining = iter(flat)
         return map_leaves(lambda _: next(remaining), batch)
 
@@ -173,12 +173,12 @@ def as_numpy(x: Any) -> Any:
     return jax.numpy.from_dlpack(x)
 
 
-def copy_numpy(x: Any) -> Any:
+def _copy_numpy(x: Any) -> Any:
     """Return a copy of a NumPy array, because loaders may write the next batch into the same memory."""
     return x.copy() if isinstance(x, np.ndarray) else x
 
 
-def leaf_signature(x: Any) -> Any:
+def _leaf_signature(x: Any) -> Any:
     """Return a key equal for leaves that go to the same devices: shape, dtype and whether the array is a host's
     part."""
     return (x.shape, x.dtype, is_local(x)) if isinstance(x, (jax.Array, np.ndarray)) else type(x)

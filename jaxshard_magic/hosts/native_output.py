@@ -31,6 +31,21 @@ HELD_S = 1.0  # to wait for the rest of a gloo line
 PIPE = 2**20
 _now: "list[NativeOutput]" = []
 
+RANK = "[Gloo] Rank "
+# The pieces of one line, in the order in which a thread writes them; None for a number.
+PIECES = (
+    RANK,
+    None,
+    " is connected to ",
+    None,
+    " peer ranks. ",
+    "Expected number of connected peer ranks is : ",
+    None,
+    "\n",
+)
+_DIGITS = 4  # at most, of one number
+_LINES = 512  # at most, interleaved
+
 
 class NativeOutput:
     """Redirection of file descriptor 1 to `sys.stdout`, from construction until `restore`."""
@@ -103,22 +118,6 @@ def stop_capture() -> None:
     """Restore file descriptor 1."""
     while _now:
         _now.pop().restore()
-
-
-RANK = "[Gloo] Rank "
-# The pieces of one line, in the order in which a thread writes them; None for a number.
-PIECES = (
-    RANK,
-    None,
-    " is connected to ",
-    None,
-    " peer ranks. ",
-    "Expected number of connected peer ranks is : ",
-    None,
-    "\n",
-)
-_DIGITS = 4  # at most, of one number
-_LINES = 512  # at most, interleaved
 
 
 @dataclass(frozen=True)

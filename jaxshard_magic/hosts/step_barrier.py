@@ -106,7 +106,7 @@ class StepBarrier:
             self._report_end(INTERRUPTED)
         elif call is not None and call.is_new:
             self._request_look()
-        measured = self._measured and is_measured_at(self._meetings + 1)
+        measured = self._measured and _is_measured_at(self._meetings + 1)
         if measured and self._host == 0:
             # Host 0 alone measures: hosts with intervals of their own would wait at different steps.
             set_key(
@@ -215,7 +215,7 @@ def steps_between(barrier_s: float, step_s: float) -> int:
     return min(max(math.ceil(barrier_s / (SHARE * step_s)), 1), MAX_INTERVAL) if step_s > 0 else MAX_INTERVAL
 
 
-def is_measured_at(meeting: int) -> bool:
+def _is_measured_at(meeting: int) -> bool:
     """Return whether hosts agree on a new interval at this barrier, counted from 1: at `FIRST_MEASURED`, then at every
     power of two."""
     return meeting >= FIRST_MEASURED and meeting & (meeting - 1) == 0

@@ -1,6 +1,5 @@
 """Calls of a loop's step: those not finished are read without waiting for the device, and finished ones give the
-throughput.
-"""
+throughput."""
 
 import threading
 import time
@@ -16,6 +15,12 @@ import numpy as np
 from ..temporary import AcquiredLock
 
 MIN_INTERVAL_S = 0.5  # seconds, at least: when a call finished is known only up to the time between two looks
+
+MAX_CALLS = 256  # unread calls kept: their values take memory on the device
+READ_TIME_SHARE = 0.004  # share of the time for reads: a read holds the GIL, which the loop needs
+MAX_READ_SECONDS = 0.02  # seconds of one read, at most, after a long enough pause
+# First calls of a run, read at any cost: the time of a process's first read says nothing about later ones.
+ALWAYS_READ = 64
 
 
 @dataclass(frozen=True)
@@ -123,12 +128,6 @@ def _rates(seconds: float, before: WorkDone, after: WorkDone) -> Iterator[tuple[
         if a is not None and b is not None and b > a:
             yield name, (b - a) / seconds
 
-
-MAX_CALLS = 256  # unread calls kept: their values take memory on the device
-READ_TIME_SHARE = 0.004  # share of the time for reads: a read holds the GIL, which the loop needs
-MAX_READ_SECONDS = 0.02  # seconds of one read, at most, after a long enough pause
-# First calls of a run, read at any cost: the time of a process's first read says nothing about later ones.
-ALWAYS_READ = 64
 
 # One call: its number, its sequence of calls, the output to poll for its end (None: it has finished), and its values in
 # the order of the sequence's names. A bare tuple, as each call of a step makes one.

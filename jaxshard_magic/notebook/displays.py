@@ -1,6 +1,5 @@
 """Display of the magics' results: the renderer that IPython calls for each public type, and an output that shows
-intermediate results in place.
-"""
+intermediate results in place."""
 
 from collections.abc import Callable
 from functools import partial

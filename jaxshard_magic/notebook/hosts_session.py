@@ -126,7 +126,7 @@ class HostsSession:
 
     def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh; keep the running hosts if only the axes change."""
-        from ..config.mesh_text import axes_text
+        from ..config.mesh import axes_text
         from ..doctor.hosts import version_differences, versions_text
         from ..hosts import engine, starting
 

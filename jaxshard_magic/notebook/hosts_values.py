@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MAX_SENT_BYTES = 2**24  # for one value: a tenth of a second to each of two hosts
 _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, range, type(None), ModuleType)
+_OF_THE_SHELL = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|In|Out")  # inputs, outputs: hosts have their own
+_UNBOUND = re.compile(r"name '(\w+)' is not defined")
+_SENT = re.compile(r"get_ipython\(\)\.run_cell_magic\('hosts'")  # a cell that ran on hosts
 
 
 @dataclass(frozen=True)
@@ -247,11 +250,6 @@ class NamePacker:
         from ..hosts.pickling import Scan
 
         return Scan(value, self._space, self._name_on_hosts, self._names)
-
-
-_OF_THE_SHELL = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|In|Out")  # inputs, outputs: hosts have their own
-_UNBOUND = re.compile(r"name '(\w+)' is not defined")
-_SENT = re.compile(r"get_ipython\(\)\.run_cell_magic\('hosts'")  # a cell that ran on hosts
 
 
 class HostNamespace:

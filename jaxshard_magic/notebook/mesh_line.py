@@ -74,7 +74,7 @@ class Meshes:
     def _default(self, options: ShardOptions) -> "Mesh":
         """Return a mesh of all devices, with the axes of the strategy, and print its axes the first time."""
         from .. import api
-        from ..config.mesh_text import axes_text
+        from ..config.mesh import axes_text
 
         built = api.default_mesh(
             options.strategy, stages=options.step_options.get("stages"), namespaces=[self._shell.user_ns]
@@ -103,7 +103,7 @@ class Meshes:
         """
         import jax
 
-        from ..config.mesh_text import axes_text
+        from ..config.mesh import axes_text
 
         built = self._session.mesh
         # Devices of a target are never among `jax.devices()`.

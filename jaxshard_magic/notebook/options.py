@@ -28,6 +28,8 @@ COMMANDS = (
     "load",
     "rescue",
 )
+Line = TypeVar("Line", bound=LineOptions)
+_BEFORE_COMMENT = re.compile(r"""(?:"[^"]*"|'[^']*'|[^"'#]|(?<=[^\s;])#)*""")
 
 
 @dataclass(frozen=True)
@@ -244,10 +246,6 @@ class LoadOptions(LineOptions):
 def flags_text(options: type[LineOptions]) -> str:
     """Return a help text of the options of a line, one line each."""
     return "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in options.flags())
-
-
-Line = TypeVar("Line", bound=LineOptions)
-_BEFORE_COMMENT = re.compile(r"""(?:"[^"]*"|'[^']*'|[^"'#]|(?<=[^\s;])#)*""")
 
 
 def line_text(line: str) -> tuple[str, bool]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
 LONG = 2.0  # seconds of a compile before the line says more
 LINGER = 1.0  # seconds that a line stays after its action, so that the page does not jump between two actions
+_TEXT = "font-variant-numeric: tabular-nums"
+_ROOM = "width: 320px; max-width: 100%; height: 4px; margin: 3px 0; background: rgba(127, 127, 127, .25)"
+_DONE = "height: 100%; background: currentColor; opacity: .6"
+CLEAR = "\r\x1b[K"  # back to the first column, and erase the row
 
 
 class LoopView(Protocol):
@@ -124,12 +128,6 @@ class Progress(TemporaryChange):
                 training.pause()
             line = f"{doing}, {seconds:.1f} s{self._compile_note(doing, seconds)}" if seconds > FIRST else ""
         return self._label + line if line else "", share
-
-
-_TEXT = "font-variant-numeric: tabular-nums"
-_ROOM = "width: 320px; max-width: 100%; height: 4px; margin: 3px 0; background: rgba(127, 127, 127, .25)"
-_DONE = "height: 100%; background: currentColor; opacity: .6"
-CLEAR = "\r\x1b[K"  # back to the first column, and erase the row
 
 
 class Draw(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from ..config.flags import quoted_value
-from ..config.mesh_text import Axes
+from ..config.mesh import Axes
 from ..config.options import FLAGS
 from ..config.request import Request, make_request
 from ..config.strategies import COMPARED

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from ..config.mesh import MeshSpec, arranged, axes_for, default_spec
-from ..config.mesh_text import Axes, axes_text
+from ..config.mesh import Axes, MeshSpec, arranged, axes_for, axes_text, default_spec
 from ..config.strategy_text import StrategyPart, jobs_of, part_axes
 from ..errors import ShardError
 from ..targets import devices as devices_of

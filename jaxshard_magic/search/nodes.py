@@ -15,6 +15,11 @@ from ..report.comparison import Comparison, Trial
 from .candidates import Candidate, RefusedCandidate
 from .plan_estimate import PlanEstimate
 
+ALIKE = 1.005  # ratio to the best prediction up to which steps count as equally fast
+# Complexity of the parts of a strategy: data parallelism is simplest, a pipeline harder than any sum without one.
+_MOVING = {"dp": 1, "pp": 7}
+_ELSE = 2
+
 
 @dataclass(eq=False)
 class SearchNode:
@@ -62,21 +67,15 @@ class MemoryVariants:
     variants: list[Candidate | RefusedCandidate]
 
 
-ALIKE = 1.005  # ratio to the best prediction up to which steps count as equally fast
-# Complexity of the parts of a strategy: data parallelism is simplest, a pipeline harder than any sum without one.
-_MOVING = {"dp": 1, "pp": 7}
-_ELSE = 2
-
-
-def complexity(candidate: Candidate | RefusedCandidate) -> int:
-    """Return a measure of complexity: how much can go wrong, needs tuning and is hard to read in a profile.
+def _complexity(candidate: Candidate | RefusedCandidate) -> int:
+    """Return a measure of _complexity: how much can go wrong, needs tuning and is hard to read in a profile.
 
     Each part of a sum counts, and each option searched with the strategy.
 
     >>> from jaxshard_magic import mesh
     >>> from jaxshard_magic.search import Requests, strategy_space
     >>> requests = Requests(["pp", "fsdp+tp", "fsdp", "dp"], mesh("cpu:4 data=4"), ["data=4", "data=2 model=2"])
-    >>> found = {each.strategy: complexity(each) for each in strategy_space(requests)}
+    >>> found = {each.strategy: _complexity(each) for each in strategy_space(requests)}
     >>> sorted(found, key=found.get)
     ['dp', 'fsdp', 'fsdp+tp', 'pp']
     """
@@ -102,8 +101,8 @@ def simplest_first(
         return [n for n in some if (seconds(n) or math.inf) <= most * best]
 
     close = near(nodes, 1 + PREDICTION_ERROR)
-    least = min((complexity(n.candidate) for n in close), default=0)
-    alike = near([n for n in close if complexity(n.candidate) == least], ALIKE)
+    least = min((_complexity(n.candidate) for n in close), default=0)
+    alike = near([n for n in close if _complexity(n.candidate) == least], ALIKE)
     first = min(alike, key=lambda n: place[n.candidate.strategy], default=None)
     return list(nodes) if first is None else [first, *(n for n in nodes if n is not first)]
 
@@ -116,7 +115,7 @@ def allowance(node: SearchNode, chosen: SearchNode, place: Mapping[str, int]) ->
         chosen: Best candidate so far.
         place: Position of each strategy in the search.
     """
-    mine, theirs = complexity(node.candidate), complexity(chosen.candidate)
+    mine, theirs = _complexity(node.candidate), _complexity(chosen.candidate)
     if mine < theirs:
         return 1 + PREDICTION_ERROR
     before = place[node.candidate.strategy] < place[chosen.candidate.strategy]

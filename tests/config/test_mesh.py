@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support.refusals import refusal
 
 from jaxshard_magic import simulate
-from jaxshard_magic.config.mesh import MeshSpec, _built, axes_for, build, choose, default_spec, device_count
-from jaxshard_magic.config.mesh_text import job_of
+from jaxshard_magic.config.mesh import MeshSpec, _built, axes_for, build, choose, default_spec, device_count, job_of
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.simulate import Machine, new_sharding
 

@@ -21,6 +21,10 @@ from .scopes import StepLocation
 # Exceptions of a `__len__` without an answer. A loop never calls `__len__`, so the cell itself would not raise them.
 _NO_LENGTH = (TypeError, NotImplementedError, AttributeError, ValueError, OverflowError, LookupError, RuntimeError)
 _ITERATORS = ("builtins", "itertools")  # iterators of these modules have a length hint that takes no items
+# These iterators have no length; the lengths of these arguments bound them.
+_BOUNDED_BY = {"enumerate": slice(1), "tqdm": slice(1), "zip": slice(None), "map": slice(1, None)}
+_AROUND = ("enumerate", "tqdm")  # these iterate over their first argument
+Feeds = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def _lines(frame: types.FrameType | None) -> list[tuple[str, int]]:
     return lines
 
 
-def known_length(iterable: Any) -> int | None:
+def _known_length(iterable: Any) -> int | None:
     """Return the number of items of an iterable, if known without taking any; else None."""
     counts_itself = type(iterable).__module__ in _ITERATORS
     try:
@@ -150,7 +154,7 @@ def known_length(iterable: Any) -> int | None:
     return known if known >= 0 else None
 
 
-class StepCalls:
+class _StepCalls:
     """Calls in a cell that lead to the step, through functions of the cell and the notebook, too.
 
     Args:
@@ -199,11 +203,7 @@ def _of_notebook(text: str, namespace: Mapping[str, Any]) -> types.FunctionType 
     return function if function is not None and is_user_code(function) else None
 
 
-# These iterators have no length; the lengths of these arguments bound them.
-_BOUNDED_BY = {"enumerate": slice(1), "tqdm": slice(1), "zip": slice(None), "map": slice(1, None)}
-
-
-class LengthProbe(PassThrough):
+class _LengthProbe(PassThrough):
     """Injected call around an argument that bounds a loop; records its length.
 
     Args:
@@ -219,7 +219,7 @@ class LengthProbe(PassThrough):
         return value
 
 
-class TrackedIterable(PassThrough):
+class _TrackedIterable(PassThrough):
     """Injected call around a loop's iterable.
 
     Args:
@@ -232,10 +232,10 @@ class TrackedIterable(PassThrough):
 
     def __init__(self, lengths: LoopLengths, loop: CellLoop):
         self._lengths, self._loop = lengths, loop
-        self.parts: list[LengthProbe] = []
+        self.parts: list[_LengthProbe] = []
 
     def __call__(self, value: Any) -> Any:
-        known = [*(part.length for part in self.parts), known_length(value)]
+        known = [*(part.length for part in self.parts), _known_length(value)]
         passes = min((n for n in known if n is not None), default=None)
         return self._lengths.enter_loop(self._loop, value, passes, sys._getframe(1))
 
@@ -258,7 +258,7 @@ def track_loops(
         lengths: Receives the loops.
         constants: Receives the inserted callables.
     """
-    follower = _Follower(filename, StepCalls(tree, step, namespace), lengths, constants)
+    follower = _Follower(filename, _StepCalls(tree, step, namespace), lengths, constants)
     for node in ast.walk(tree):
         follower.follow(node)
 
@@ -266,7 +266,7 @@ def track_loops(
 class _Follower:
     """Visitor that inserts tracking into one loop at a time."""
 
-    def __init__(self, filename: str, reach: StepCalls, lengths: LoopLengths, constants: InjectedCalls):
+    def __init__(self, filename: str, reach: _StepCalls, lengths: LoopLengths, constants: InjectedCalls):
         self._filename, self._reach, self._lengths, self._constants = filename, reach, lengths, constants
 
     def follow(self, node: ast.AST) -> None:
@@ -290,11 +290,11 @@ class _Follower:
         return CellLoop(self._filename, node.lineno, node.end_lineno or node.lineno)
 
     def _iterated(self, value: ast.expr, loop: CellLoop) -> ast.expr:
-        through = TrackedIterable(self._lengths, loop)
+        through = _TrackedIterable(self._lengths, loop)
         self._open(value, through)
         return self._constants.call(through, value)
 
-    def _open(self, value: ast.expr, through: TrackedIterable) -> None:
+    def _open(self, value: ast.expr, through: _TrackedIterable) -> None:
         """Insert probes around the arguments of `enumerate`, `zip` and the like, recursively."""
         if not isinstance(value, ast.Call):
             return
@@ -304,14 +304,14 @@ class _Follower:
         name = value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")
         # `islice(x, n)` ends with `x` or after `n` items.
         if name == "islice" and len(value.args) == 2:
-            bounds, reads = range(2), (known_length, _bound)
+            bounds, reads = range(2), (_known_length, _bound)
         else:
             bounds, reads = range(len(value.args))[_BOUNDED_BY.get(name, slice(0))], None
         for at in bounds:
             argument = value.args[at]
             if isinstance(argument, ast.Starred):
                 continue
-            part = LengthProbe(reads[at] if reads else known_length)
+            part = _LengthProbe(reads[at] if reads else _known_length)
             through.parts.append(part)
             self._open(argument, through)
             value.args[at] = self._constants.call(part, argument)
@@ -322,12 +322,7 @@ def _bound(value: Any) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-_AROUND = ("enumerate", "tqdm")  # these iterate over their first argument
-
-Feeds = Callable[[Any], Any]
-
-
-class FedIterable(PassThrough):
+class _FedIterable(PassThrough):
     """Injected call around a loop's iterable; returns a prefetching iterable.
 
     A range passes unchanged: it holds no batches.
@@ -364,12 +359,12 @@ def feed_loops(
     Returns:
         Number of such loops.
     """
-    reach, found = StepCalls(tree, step, namespace), 0
+    reach, found = _StepCalls(tree, step, namespace), 0
     for node in ast.walk(tree):
         if not isinstance(node, ast.For) or not reach.has_call_in(*node.body):
             continue
         if not any(reach.has_call_in(*inner.body) for inner in _inside(node)):
-            _feed(node, FedIterable(feeds), constants)
+            _feed(node, _FedIterable(feeds), constants)
             found += 1
     return found
 
@@ -381,7 +376,7 @@ def _inside(loop: ast.For) -> Iterator[ast.For | ast.While]:
                 yield node
 
 
-def _feed(owner: Any, fed: FedIterable, constants: InjectedCalls) -> None:
+def _feed(owner: Any, fed: _FedIterable, constants: InjectedCalls) -> None:
     value = owner.iter if isinstance(owner, ast.For) else owner.args[0]
     if isinstance(value, ast.Call) and value.args and not isinstance(value.args[0], ast.Starred):
         name = value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")

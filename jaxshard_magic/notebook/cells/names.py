@@ -15,6 +15,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_LAYERS = 50  # objects that have every attribute, such as mocks, have layers without end
 _OWN_SCOPE = (*_DEFINITIONS, ast.Lambda)
 _OWN_SCOPE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def in_scope(node: ast.AST) -> Iterator[ast.AST]:
@@ -157,9 +158,6 @@ def code_names(code: types.CodeType) -> set[str]:
     """Return the names mentioned by compiled code and nested functions, without local variables."""
     nested = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*(code_names(inner) for inner in nested))
-
-
-DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)

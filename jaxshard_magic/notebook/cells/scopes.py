@@ -1,6 +1,5 @@
 """Names of a cell before its run, and of the notebook: their scopes, and the functions, classes and objects that they
-stand for.
-"""
+stand for."""
 
 import ast
 import inspect
@@ -28,6 +27,11 @@ from .names import (
 )
 
 DEFAULT = "train_step"  # name of a step, unless the line gives another
+JIT = {"jit", "pjit", "filter_jit", "pmap", "filter_pmap"}
+GRADIENT = {"grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian"}
+GRADIENT |= {"filter_grad", "filter_value_and_grad", "filter_vjp", "filter_jvp"}
+# These make a function of a function, and call neither.
+WRAPPERS = JIT | GRADIENT | {"partial", "Partial", "cached_partial", "vmap", "filter_vmap", "checkpoint", "remat"}
 
 
 @dataclass(frozen=True)
@@ -258,13 +262,6 @@ class ClassValue:
 
 
 Value = FunctionValue | ObjectValue | ClassValue | None
-
-
-JIT = {"jit", "pjit", "filter_jit", "pmap", "filter_pmap"}
-GRADIENT = {"grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian"}
-GRADIENT |= {"filter_grad", "filter_value_and_grad", "filter_vjp", "filter_jvp"}
-# These make a function of a function, and call neither.
-WRAPPERS = JIT | GRADIENT | {"partial", "Partial", "cached_partial", "vmap", "filter_vmap", "checkpoint", "remat"}
 
 
 class NameScope:

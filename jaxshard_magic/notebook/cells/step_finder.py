@@ -1,6 +1,5 @@
 """Find the train step among the functions of a cell: by the functions that the cell calls, and the training loops among
-them.
-"""
+them."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,12 @@ from .scopes import (
     SourceScope,
     StepLocation,
 )
+
+_UPDATE = {"update", "apply_updates", "apply_gradients"}
+# These trace their function arguments, or call them on parts of trees and arrays: neither is a call of a step.
+_TRACING = WRAPPERS | {"scan", "fori_loop", "while_loop", "cond", "switch", "map", "tree_map", "shard_map"}
+_TRACING |= {"eval_shape", "make_jaxpr", "custom_vjp", "custom_jvp", "transform"}
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def find_step(tree: ast.Module, namespace: Mapping[str, Any], name: str | None = None) -> StepLocation:
@@ -74,9 +79,9 @@ class _StepFinder:
     def __init__(self, tree: ast.Module, namespace: Mapping[str, Any], *, libraries: bool = False):
         self._namespace, self._bound = namespace, bound_names(tree)
         held = NotebookScope(namespace)
-        self._names, self._doing = SourceScope(tree, held, ()), CodeBehavior()
+        self._names, self._doing = SourceScope(tree, held, ()), _CodeBehavior()
         held.cell, held.libraries = self._names, libraries
-        self._runs, self._later = CalledFunctions(), CalledFunctions()
+        self._runs, self._later = _CalledFunctions(), _CalledFunctions()
         self._runs.run(self._names, tree.body)
         for function in self._names.functions(depth=1):
             self._later.call(function)
@@ -136,7 +141,7 @@ class _StepFinder:
         named = any(each.name == DEFAULT for each in self._doing.reached(function))
         return named or self._doing.differentiates(function)
 
-    def _highest_scoring(self, run: "CalledFunctions", functions: Sequence[FunctionValue]) -> list[FunctionValue]:
+    def _highest_scoring(self, run: "_CalledFunctions", functions: Sequence[FunctionValue]) -> list[FunctionValue]:
         """Return the functions with the highest score; among equals, those that call no other."""
         functions = [f for f in functions if f.name == DEFAULT] or functions
         functions = [f for f in functions if f.place is not None or f.around] or functions
@@ -146,7 +151,7 @@ class _StepFinder:
         inner = [f for f in top if not self._doing.reached(f) & ({*top} - {f})]
         return inner or top
 
-    def _score(self, run: "CalledFunctions", function: FunctionValue) -> int:
+    def _score(self, run: "_CalledFunctions", function: FunctionValue) -> int:
         doing = self._doing
         # A gradient counts more than all other signs together.
         return 8 * doing.differentiates(function) + 2 * (
@@ -221,14 +226,7 @@ def _out_of_reach(function: FunctionValue) -> ShardError:
     )
 
 
-_UPDATE = {"update", "apply_updates", "apply_gradients"}
-# These trace their function arguments, or call them on parts of trees and arrays: neither is a call of a step.
-_TRACING = WRAPPERS | {"scan", "fori_loop", "while_loop", "cond", "switch", "map", "tree_map", "shard_map"}
-_TRACING |= {"eval_shape", "make_jaxpr", "custom_vjp", "custom_jvp", "transform"}
-_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-class CalledFunctions:
+class _CalledFunctions:
     """Functions called when code runs, as far as known, in the order of their first calls.
 
     Jitted functions are recorded but not entered. A function passed as an argument counts as called, unless the callee
@@ -267,7 +265,7 @@ class CalledFunctions:
             self.call(inner)
 
 
-class CodeBehavior:
+class _CodeBehavior:
     """Analysis of all code reachable from a function, traced or not."""
 
     def __init__(self) -> None:
