@@ -20,8 +20,8 @@ import numpy as np
 
 from ..compilation.planned_call import mesh_context
 from ..config.options import is_number, remat_expression
+from ..gradients.blocks import SaveAllBut
 from ..gradients.call_names import Frame, ProgramNames, call_stack
-from ..gradients.named_blocks import SaveAllBut
 from ..gradients.remat import POLICIES, RematLoss
 from ..introspect import static_attribute
 from ..program.flatten_call import nnx_objects, shape_structs

@@ -1,6 +1,7 @@
 """Gradient accumulation: one gradient call as a scan over microbatches.
 
-The sums of the scan equal the full batch's loss, gradients and outputs.
+The sums of the scan equal the full batch's loss, gradients and outputs. `MicrobatchLoop` is a plain Python loop over
+microbatches: the reference of `--check` where a loss couples the examples of a batch.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,15 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError
-from ..program.batching.batch_labels import Concatenated, Constant, Summed, scaled
+from ..program.batching.batch_labels import (
+    Concatenated,
+    Constant,
+    Identical,
+    Summed,
+    UnknownLabel,
+    output_combination,
+    scaled,
+)
 from ..program.batching.followed_program import (
     FollowedProgram,
     as_batch_independent,
@@ -25,18 +34,130 @@ from ..program.batching.followed_program import (
 )
 from ..program.batching.row_groups import row_group_size
 from ..program.batching.single_example import follow_single_example
-from ..program.gradient_calls import GradientCall
+from ..program.gradient_calls import GradientCall, GradientEmitter, value_and_gradients
 from ..program.ir import Equation, Program, Value
+from ..program.primitives import is_literal
 from ..program.replay import Replay, retrace, run_replay
-from .draws import BatchDrawReplay
-from .loss_scaling import LossScale
-from .outputs import MicrobatchOutputs
+from ..program.sizes import nbytes
+from .loss_scaling import LossScale, scaled_value_and_gradients
 from .partial_replay import PartialReplay
 from .passes import Passes
-from .rows import join_microbatches, microbatch_rows, split_microbatches
-from .scaled_step import scaled_value_and_gradients
+from .rows import BatchDrawReplay, join_microbatches, microbatch_rows, split_microbatches
 
+_ROOM = 2**16  # bytes that a metric's values of the whole batch may take even if the batch is smaller
 _SHORT = (jnp.bfloat16, jnp.float16)
+
+
+class _MicrobatchOutputs:
+    """Values computed by a scan over microbatches.
+
+    An output that is neither a sum over examples nor has a row for each example, such as the largest loss or a
+    perplexity, is computed for the whole batch from values that are, where this takes no product.
+
+    Args:
+        followed: Loss of a microbatch with a batch label for each value.
+        carried: Operand that holds the next value, by position of the aux output, for state handed from one microbatch
+            to the next.
+
+    Attributes:
+        computed: Values of each microbatch, the loss first.
+        combinations: Rule that combines each of `computed` over the microbatches.
+        exact: Whether the rule of the loss is exact: a sum over examples, a value for each, or no examples in it.
+        averaged: Positions of outputs without an exact rule, averaged or concatenated by a guess.
+        state: Values of the carried outputs.
+    """
+
+    def __init__(self, followed: FollowedProgram, carried: Mapping[int, int]):
+        self.followed, self.carried = followed, dict(carried)
+        self._small, self._large = followed.small, followed.large
+        self._makers = self._small.producer
+        self.exact = output_combination(
+            followed.output_labels[0], followed.ratio, *self._avals(self._small.outputs[0])
+        ).exact
+        self.combinations: dict[Value, Concatenated | Summed] = {}
+        self.averaged: list[int] = []
+        for j, v in enumerate(self._small.outputs):
+            if j not in self.carried:
+                self._take(j, v)
+        state = [self._small.outputs[j] for j in self.carried]
+        self.state = [v for v in state if v is not None]
+        self.computed = tuple(self.combinations)
+
+    def _avals(self, v: Value | None) -> tuple[Any, Any]:
+        if v is None:
+            return self._small.closed.out_avals[0], self._large.closed.out_avals[0]
+        return self._small.avals[v], self._large.avals[v]
+
+    def _take(self, j: int, v: Value | None) -> None:
+        if v is None or (v in self._small.inputs and j):
+            return
+        label = self.followed.value_labels[v]
+        if isinstance(label, UnknownLabel) and self.exact:
+            behind = self._behind(v)
+            if behind is not None:
+                for w in behind:
+                    self._give(w)
+                return
+        if j == 0 or not isinstance(label, Constant):
+            self._give(v)
+            if not self.how_of(v).exact:
+                self.averaged.append(j)
+
+    def how_of(self, v: Value) -> Identical | Concatenated | Summed:
+        return output_combination(self.followed.value_labels[v], self.followed.ratio, *self._avals(v))
+
+    def _give(self, v: Value) -> None:
+        how = self.how_of(v)
+        self.combinations[v] = Summed(1 / self.followed.ratio, how.exact) if isinstance(how, Identical) else how
+
+    def _behind(self, v: Value) -> list[Value] | None:
+        """Return the values with a known label from which an unknown one is computed.
+
+        None where they can't be determined, where the computation has a product, or where the values take more bytes
+        than both the batch and `_ROOM`.
+        """
+        found, seen, todo = [], {v}, [v]
+        while todo:
+            e = self._makers.get(todo.pop())
+            if e is None or any(i.primitive.is_product for i in (e, *e.nested())):
+                return None
+            for w in e.operands:
+                if w is None or w in seen or isinstance(self.followed.value_labels[w], Constant):
+                    continue
+                seen.add(w)
+                if isinstance(self.followed.value_labels[w], UnknownLabel):
+                    todo.append(w)
+                elif w not in self._small.inputs:
+                    found.append(w)
+        size = sum(nbytes(self._large.avals[w]) for w in found)
+        batch = sum(
+            nbytes(self._large.avals[v])
+            for v in self._large.inputs
+            if not isinstance(self.followed.value_labels[v], Constant)
+        )
+        return found if size <= max(_ROOM, batch) else None
+
+    def whole(self, operands: Sequence[Any], values: Mapping[Value, Any], state: Sequence[Any]) -> list:
+        """Return the loss's outputs for the whole batch.
+
+        Args:
+            operands: Operands of the whole batch.
+            values: Combined values of the microbatches.
+            state: State after the last microbatch.
+        """
+        outs = self._large.outputs
+        wanted = [v for j, v in enumerate(outs) if v is not None and j not in self.carried]
+        made = dict(zip(wanted, PartialReplay(self._large, wanted, values.keys())(operands, values), strict=True))
+        last = dict(zip(self.carried, state, strict=True))
+        literals = self._large.closed.jaxpr.outvars
+        return [
+            last[j] if j in last else made[v] if v is not None else _literal(literals[j]) for j, v in enumerate(outs)
+        ]
+
+
+def _literal(v: Any) -> Any:
+    assert is_literal(v)
+    return v.val
 
 
 def accumulation_dtype(dtype: Any) -> Any:
@@ -140,10 +261,10 @@ class AccumulatedGradient:
             self.large = self.followed.large
         if cut.microbatches > 1 and batch:
             _keep_together(self.followed, cut)
-        stateless = MicrobatchOutputs(self.followed, {})
+        stateless = _MicrobatchOutputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.output_labels[j], Constant)}
         # A microbatch hands state to the next only where the loss couples the examples of a batch.
-        self.outputs = stateless if stateless.exact else MicrobatchOutputs(self.followed, moving)
+        self.outputs = stateless if stateless.exact else _MicrobatchOutputs(self.followed, moving)
         self.loss = Program(self._one(passes, small.known_constants))
 
     @property
@@ -254,3 +375,51 @@ class _MicrobatchLoss(BatchDrawReplay):
         outs = [self._given.get(v, x) for v, x in zip(e.results, outs, strict=True)]
         self._made.update((v, x) for v, x in zip(e.results, outs, strict=True) if v in self._wanted)
         return outs
+
+
+class MicrobatchLoop(GradientEmitter):
+    """Differentiate a captured step in a Python loop.
+
+    Args:
+        program: The captured step.
+        calls: Gradient calls to take in microbatches, by equation index.
+    """
+
+    def __init__(self, program: Program, calls: Mapping[int, AccumulatedGradient]):
+        super().__init__(program)
+        self._gradients = calls
+
+    def take_gradient(self, e: Equation, operands: Sequence[Any]) -> list:
+        """Run the unchanged loss on the rows of each microbatch, and average losses and gradients."""
+        call, cut = self._gradients[e.index], self._gradients[e.index].cut
+        followed, carried = call.followed, call.outputs.carried
+        small = GradientCall(followed.small.closed, e.params["gradient"].num_closed_over)
+        inputs, found = list(operands), []
+        rows = microbatch_rows(cut.examples, cut.microbatches, cut.shards)
+        parts = {k: split_microbatches(operands[k], dim, cut.microbatches, cut.shards) for k, dim in call.batch.items()}
+        for i, mine in enumerate(rows):
+            for k, part in parts.items():
+                inputs[k] = part[i]
+            loss = BatchDrawReplay(followed)
+            loss.rows = mine
+            outs = value_and_gradients(small, loss, inputs)
+            # As a loop written by hand does, state goes on from one microbatch to the next.
+            for j, k in carried.items():
+                inputs[k] = outs[j]
+            found.append(outs)
+        n = small.num_outputs
+        values = [self._whole(call, j, [outs[j] for outs in found], rows) for j in range(n)]
+        return [*values, *(sum(parts) / cut.microbatches for parts in zip(*(outs[n:] for outs in found), strict=True))]
+
+    def _whole(self, call: AccumulatedGradient, j: int, parts: list, rows: Any) -> Any:
+        """Return output `j` of the whole batch from the outputs of the microbatches."""
+        if j in call.outputs.carried:
+            return parts[-1]
+        followed = call.followed
+        avals = followed.small.closed.out_avals[j], followed.large.closed.out_avals[j]
+        how = output_combination(followed.output_labels[j], followed.ratio, *avals)
+        if isinstance(how, Summed):
+            return jnp.asarray(sum(parts) * float(how.scale), avals[1].dtype)
+        if isinstance(how, Concatenated):
+            return scaled(join_microbatches(jnp.stack(parts), how.dim, call.cut.shards), how.scale)
+        return parts[-1]

@@ -22,8 +22,7 @@ from ..program.ir import Equation, Program
 from ..program.primitives import is_literal
 from ..program.replay import Replay, retrace
 from ..program.trace import Traced
-from .draws import draw_rows
-from .rows import row_positions
+from .rows import draw_rows, row_positions
 
 
 def pad_step(real: Traced, large: Program, part: Traced, batch: Batch) -> Traced:

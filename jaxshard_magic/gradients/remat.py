@@ -16,9 +16,8 @@ from ..program.primitives import has_visible_effects
 from ..program.primitives.table import primitive_of
 from ..program.replay import Replay, retrace
 from ..program.sizes import nbytes
-from .blocks import Block, Blocks, Checkpointed, Policy
+from .blocks import Block, Blocks, Checkpointed, Policy, named_value_blocks
 from .call_names import ProgramNames, jit_labels
-from .named_blocks import named_value_blocks
 from .segments import SegmentCosts, best_segmentations, costs, fewest
 
 _SMALL = 0.1  # fraction of all residuals; straight-line code beside loops that saves less is left as it is

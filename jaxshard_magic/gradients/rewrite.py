@@ -22,16 +22,14 @@ from ..program.per_device import AxisName, DeviceMapping, PerDeviceTrace, device
 from ..program.replay import Replay, retrace
 from ..program.roles import InputRoles
 from ..program.trace import Traced
-from .accumulate import AccumulatedGradient, MicrobatchSplit
+from .accumulate import AccumulatedGradient, MicrobatchLoop, MicrobatchSplit
 from .captures import Captures
-from .loss_scaling import LossScale, all_finite
+from .loss_scaling import NUM_SCALE_VALUES, LossScale, all_finite, scaled_value_and_gradients, with_scaled_gradients
 from .microbatch_calls import accumulated_gradients, find_coupling
-from .microbatch_loop import MicrobatchLoop
 from .padded import pad_step
 from .passes import Passes
 from .remat import RematLoss
 from .rows import microbatch_rows
-from .scaled_step import NUM_SCALE_VALUES, scaled_value_and_gradients, with_scaled_gradients
 
 
 @dataclass(frozen=True)

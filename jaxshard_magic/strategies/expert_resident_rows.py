@@ -3,17 +3,24 @@
 Each device of the expert axes has an array for the rows of the whole group of devices. Rows of other devices' experts
 are zero in the results of products and of operations linear in products. Results of any other operation on such rows
 are unknown there, so they stay on the experts' devices.
+
+Biases of experts are tables in which each row looks up the entry of its expert: they are sharded as the rows need them.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from ..program.group_gathers import root_of_index
+from ..program.flow import follow_aliases
 from ..program.ir import Equation, Program, Value
 from ..program.primitives.primitive import Kind
 from ..program.sizes import nbytes
+from ..program.sort_analysis import SortAnalysis
 from .shard_local_sorts import ShardLocalSorts
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 _ROW_BY_ROW = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.SLICE, Kind.REDUCTION, Kind.CUMULATIVE)
 
@@ -188,7 +195,7 @@ def _first_gathers(
         group_indices = e.operands[1:2] if i in sorting.bias_lookups else []
         for v in (*group_indices, *row_operands(e)):
             root = (
-                root_of_index(sorting.analysis, v)
+                _root_of_index(sorting.analysis, v)
                 if v in group_indices
                 else sorting.analysis.histograms.resolve_calls(v)
             )
@@ -198,3 +205,117 @@ def _first_gathers(
                 seen |= set() if root is None else {root}
         first_gathers[i] = tuple(dict.fromkeys(gathered))
     return first_gathers
+
+
+def with_expert_biases(layout: "Layout", sorts: ShardLocalSorts) -> ShardLocalSorts:
+    """Return `sorts` with the bias lookups whose rows stay on the experts' devices, so that the lookups can run there.
+
+    Args:
+        layout: The layout.
+        sorts: The shard-local sorts, without biases.
+    """
+    lookups = _bias_lookups(layout, sorts) if sorts.local_orders else {}
+    # Without one table fewer rows stay with the experts, which may exclude another table: repeat to a fixed point.
+    while lookups:
+        sorts = replace(sorts, bias_lookups={i: d for i, (d, _) in lookups.items()})
+        away, program = find_expert_resident_rows(sorts), layout.program
+        looked_up = {i: program.equations[i].results[0] for i in lookups if program.equations[i].name == "gather"}
+        local_classes = {lookups[i][1] for i, v in looked_up.items() if v in away.values}
+        other_classes = {lookups[i][1] for i, v in looked_up.items() if v not in away.values}
+        # A table is sharded by expert for all of its lookups or for none.
+        left = {i: (d, c) for i, (d, c) in lookups.items() if c in local_classes - other_classes}
+        if left == lookups:
+            return sorts
+        lookups = left
+    return replace(sorts, bias_lookups={})
+
+
+def _bias_lookups(layout: "Layout", sorts: ShardLocalSorts) -> dict[int, tuple[int, int]]:
+    """Return lookups in parameters and their gradients, each with the table's dimension of groups and the storage
+    class of that dimension."""
+    orders, program, lookups = sorts.analysis, layout.program, dict[int, tuple[int, int]]()
+    groups = {
+        sorts.product_order(e): program.shapes[e.operands[2]][0]
+        for e in sorts.group_products()
+        if e.operands[2] is not None
+    }
+    params = {program.inputs[i] for i in layout.roles.storage_order}
+    for e in program.equations:
+        of_group = _group_gather(orders, e)
+        # The gradient of a lookup is a scatter, with a result of the table's shape.
+        table = e.results[0] if e.primitive.is_scatter else e.operands[0] if e.operands else None
+        if of_group is None or table is None or layout.is_activation(table):
+            continue
+        order, d = of_group
+        is_parameter = e.primitive.is_scatter or params & layout.flow.ancestors([table], follow_aliases).keys()
+        if is_parameter and groups.get(order) == program.shapes[table][d]:
+            lookups[e.index] = d, layout.storage.classes_of(table)[d]
+    return lookups
+
+
+def _group_gather(orders: SortAnalysis, e: Equation) -> tuple[int, int] | None:
+    """Return the order whose rows `e` looks up in a table of groups, and the dimension of the table that counts groups.
+
+    The equation is a gather of biases, `b[experts[order]]` where `order` sorts `experts`, or the scatter-add that is
+    its gradient, into zeros. None for any other equation.
+
+    Args:
+        orders: Analysis of sorted rows.
+        e: The equation.
+
+    Returns:
+        The order (the index of its `sort` equation), and the dimension.
+    """
+    sums = e.primitive.is_scatter and e.primitive.is_additive
+    index = e.operands[1] if sums or e.primitive.is_gather else None
+    order = None if index is None else orders.order_of(index)
+    if order is None or not _is_sort_key(orders, order, index):
+        return None
+    dn = e.params["dimension_numbers"]
+    rows, collapsed = (
+        (dn.scatter_dims_to_operand_dims, dn.inserted_window_dims)
+        if sums
+        else (dn.start_index_map, dn.collapsed_slice_dims)
+    )
+    is_single_dim = tuple(rows) == tuple(collapsed) and len(rows) == 1
+    if not is_single_dim or (sums and orders.histograms.constants.operand_scalar(e, 0) != 0):
+        return None
+    return order, rows[0]
+
+
+def _is_sort_key(orders: SortAnalysis, order: int, index: Value | None) -> bool:
+    """Return whether the numbers of `index` are the sort keys of `order`, so that each row reads the row of its group.
+
+    Args:
+        orders: Analysis of sorted rows.
+        order: Index of the `sort` equation.
+        index: Indices of the look-up, None for a literal.
+    """
+    root = _root_of_index(orders, index)
+    e = None if root is None else orders.program.producer.get(root)
+    if root is None or e is None:
+        return False
+    # The sorted keys are a result of the sort itself, or were gathered by the sorted row numbers: `keys[order]`.
+    sorted_keys, lookup = None, orders.lookups.get(e.index)
+    if orders.sorts.get(e.index) == order:
+        sorted_keys = e.operands[e.results.index(root)]
+    elif lookup is not None and lookup.order == order and lookup.into and lookup.copies_per_row == 1:
+        sorted_keys = e.operands[0] if e.primitive.is_gather else None
+    return sorted_keys is not None and orders.histograms.are_equal(
+        sorted_keys, orders.program.equations[order].operands[0]
+    )
+
+
+def _root_of_index(orders: SortAnalysis, index: Value | None) -> Value | None:
+    """Return the value with the numbers of `index` before reshapes and before negative numbers were wrapped.
+
+    Args:
+        orders: Analysis of sorted rows.
+        index: Indices of a look-up, None for a literal.
+    """
+    value, root = None, orders.histograms.resolve_calls(index)
+    while root is not None and root != value:
+        value, e = root, orders.program.producer.get(root)
+        if e is not None and (before := orders.histograms.rearranged_operand(e)) is not None:
+            root = orders.histograms.resolve_calls(before)
+    return value

@@ -24,7 +24,7 @@ from ..program.ir import Equation, Program, Value
 from ..program.roles import InputRoles
 from ..program.sizes import nbytes
 from ..specs import RequestedSpec
-from .expert_biases import with_expert_biases
+from .expert_resident_rows import with_expert_biases
 from .shard_local_sorts import ShardLocalSorts, find_shard_local_sorts
 
 Axes = tuple[str, ...]

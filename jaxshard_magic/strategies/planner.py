@@ -1,6 +1,12 @@
-"""Planner: turn the facts about a step and a request into a `Plan`."""
+"""Planner: turn the facts about a step and a request into a `Plan`.
 
+A plan has a summary of its sharded experts, with the layers that choose among them, and of its sharded positions, with
+their rings.
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -8,34 +14,40 @@ from jax.sharding import PartitionSpec
 from ..config.request import Request
 from ..config.strategies import STRATEGIES
 from ..errors import ShardError
-from ..plan import REPLICATED, Finding, LeafPlan, Plan
+from ..plan import REPLICATED, DividedExperts, DividedPositions, Finding, LeafPlan, Plan, PlannedRing
 from ..program.emit import Emitter
 from ..program.facts import Facts
 from ..program.flops import uncounted_primitives
+from ..program.flow import follow_aliases
 from ..program.loss import find_loss
 from ..program.per_device import PerDeviceTrace
-from ..program.roles import BATCH, OTHER
+from ..program.roles import BATCH, OTHER, PARAMS
+from ..program.routing import find_routed_layers
 from ..program.sizes import nbytes
+from ..program.source_lines import user_location
 from ..program.trace import Traced, path_name
 from ..program.user_placements import placement_axes
 from ..program.weights import largest_weight
 from ..specs import RequestedSpec
 from .attention_form import choose_attention_form
-from .batch_checks import batch_findings, check_examples_divide
-from .contested_axes import gather_contested_operands
 from .device_shares import device_shares
-from .divided import divided_experts, divided_positions
 from .layout import Axes, Layout, from_partition_spec, partition_spec
 from .placements import apply_placements, placed_dims
+from .plan_checks import (
+    batch_findings,
+    check_examples_divide,
+    result_findings,
+    returns_nothing,
+    returns_nothing_message,
+)
 from .pmap import pmap_plan
 from .positions import is_one_example
-from .sharded_lowering import ShardedLowering
+from .regions.ring import RingAttention
+from .sharded_lowering import ShardedLowering, UnconstrainedEmitter
 from .sp import positions_reason
 from .split_exchanges import plan_split_exchanges
 from .stepped_gathers import gather_findings
-from .unconstrained import UnconstrainedEmitter
-from .unsharded_dims import unshard_required_dims
-from .unused_results import result_findings, returns_nothing, returns_nothing_message
+from .unsharded_dims import gather_contested_operands, unshard_required_dims
 
 
 def plan(facts: Facts, request: Request) -> Plan:
@@ -122,8 +134,8 @@ def plan(facts: Facts, request: Request) -> Plan:
         uncounted_primitives=uncounted_primitives(program),
         largest_weight=None if compiler_decides else largest_weight(flow, roles),
         attention=attention_form,
-        experts=divided_experts(layout, facts.phases),
-        positions=divided_positions(layout, emitter),
+        experts=_divided_experts(layout, facts.phases),
+        positions=_divided_positions(layout, emitter),
     )
 
 
@@ -220,3 +232,82 @@ def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[Part
         layout.program
     )
     return tuple(a for a in layout.mesh.axis_names if a not in busy and layout.mesh.shape[a] > 1)
+
+
+def _divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedExperts, ...]:
+    """Return the sharded experts, an entry for each expert count.
+
+    Empty where no experts are sharded, or where the user placed all expert matrices otherwise.
+
+    Args:
+        layout: The layout, filled in by the strategies.
+        phases: Phase of each equation, by index.
+    """
+    experts = layout.experts
+    # A placement by the user takes precedence over the strategy.
+    if experts is None or all(layout.storage_class_axes.get(c) != experts.axes for c in experts.weight_classes):
+        return ()
+    router_operands = [e.operands[2] for e in layout.shard_local_sorts.group_products()]
+    for v in (v for loop in experts.loops.values() for v in loop.stacked_values if layout.is_activation(v)):
+        readers = (e for w in layout.flow.descendants([v], follow_aliases) for _, e in layout.flow.successors[w])
+        router_operands += [v, *(w for e in readers if e is not None and e.primitive.is_product for w in e.operands)]
+    routes = find_routed_layers(
+        layout.dims,
+        layout.storage,
+        layout.flow,
+        phases,
+        [i for i, role in enumerate(layout.roles.by_input) if role == PARAMS],
+        experts.counts,
+        experts.classes,
+        experts.capacity_classes | experts.shared_capacity_classes,
+        layout.batch.classes,
+        [v for v in router_operands if v is not None],
+    )
+    routes = tuple(r for r in routes if experts.loop_equations.isdisjoint(c.equation for c in r.choices))
+    work = (
+        "places"
+        if experts.capacity_classes | experts.shared_capacity_classes
+        else "all"
+        if experts.classes
+        else "sorted"
+    )
+    return tuple(
+        DividedExperts(n, experts.axes, work, tuple(r for r in routes if r.expert_count == n))
+        for n in sorted(experts.counts)
+    )
+
+
+def _divided_positions(layout: Layout, emitter: Emitter) -> tuple[DividedPositions, ...]:
+    """Return the sharded positions, an entry for each sequence length; empty where no positions are sharded."""
+    if not layout.position_classes or not isinstance(emitter, ShardedLowering):
+        return ()
+    n = layout.device_count(layout.position_axes)
+    sizes = {z for c in layout.position_classes for z in layout.dims.all_sizes[c] if z > 1 and z % n == 0}
+    rings = _ring_summaries(emitter.region(RingAttention))
+    input_sizes = {
+        layout.program.shapes[v][d]
+        for v in (layout.program.inputs[i] for i in layout.roles.data)
+        for d, axes in enumerate(layout.activation_spec(v) if layout.is_activation(v) else ())
+        if axes == layout.position_axes
+    }
+    # A class may have other sizes too, such as those of shifted or padded sequences. Those of inputs and rings count.
+    numbers = sizes & (input_sizes | {ring.positions for ring in rings}) or sizes
+    return tuple(
+        DividedPositions(z, layout.position_axes, tuple(r for r in rings if r.positions == z))
+        for z in sorted(numbers, reverse=True)
+    )
+
+
+def _ring_summaries(region: RingAttention) -> list[PlannedRing]:
+    """Return the ring attentions of a step, equal ones on one source line counted together."""
+    program, counts, gradients = region.layout.program, Counter[PlannedRing](), dict[PlannedRing, int]()
+    for e in (program.equations[i] for i in sorted(region.members)):
+        file, line = user_location(e.jaxpr_eqn) or (None, None)
+        ring, gradient_turn = region.ring(e), region.gradient_step_bytes(e)
+        # Count and gradient bytes are left out here, so that a forward pass and its gradient have the same key.
+        summary = PlannedRing(ring.positions, ring.steps, 0, region.step_bytes(e), None, ring.zigzag, file, line)
+        if gradient_turn is None:
+            counts[summary] += e.trip_count
+        else:
+            gradients[summary] = gradient_turn
+    return [replace(one, count=n, gradients=gradients.get(one)) for one, n in counts.items()]

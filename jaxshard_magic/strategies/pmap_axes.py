@@ -1,15 +1,20 @@
-"""Mapping of a per-device step onto a mesh: mesh axes for its axis names, and the split of each argument."""
+"""Mapping of a per-device step onto a mesh: mesh axes for its axis names, and the split of each argument.
+
+Axis names are those of collectives, as in `jax.lax.pmean(x, "batch")`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from ..config.request import Request
-from ..errors import ShardError
+from ..config.strategies import job_of
+from ..config.strategy_text import batch_axes
+from ..errors import ShardError, list_names
 from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.flatten_call import FlatCall, shape_structs
@@ -25,9 +30,8 @@ from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
 from ..program.trace_errors import explain_trace_errors, unbound_axis_name
 from .layout import Axes
-from .named_axes import default_batch_axes, mesh_axes
 from .placements import inputs_under
-from .unused_results import returns_nothing, returns_nothing_message
+from .plan_checks import returns_nothing, returns_nothing_message
 
 _MAX_COMPARED_BYTES = 2**20  # bytes; larger arrays are not compared along their device axis
 
@@ -79,7 +83,7 @@ class _PmapCall:
 
     def axes(self, names: Sequence[AxisName]) -> tuple[dict[AxisName, Axes], tuple[AxisName, ...]]:
         """Return the mesh axes behind each name, and the names over which arrays are split."""
-        return mesh_axes(self.step, names, self.mesh, self.pmap_axes)
+        return _mesh_axes(self.step, names, self.mesh, self.pmap_axes)
 
     def make_mapped(
         self, axes: Any, cuts: Sequence[DeviceSlice | None], *, device_axis: bool, out_axes: Any = 0
@@ -108,7 +112,7 @@ class _PmapCall:
 
         with explain_trace_errors(self.step):
             while True:
-                known = names or self.pmap_axes or default_batch_axes(self.mesh)
+                known = names or self.pmap_axes or _default_batch_axes(self.mesh)
                 # Without any name the step is traced without axes: JAX's error then says which one it needs.
                 axes = self.axes(names) if known else ({}, ())
                 devices = self.make_mapped(axes, [], device_axis=device_axis).device_count
@@ -173,7 +177,7 @@ def _map_stacked(call: _PmapCall) -> DeviceMapping | None:
     Parameters must be equal along the device axis.
     """
     leading = {a.shape[0] if a.shape else None for a in call.avals}
-    along_batch = prod(call.mesh.shape[a] for a in call.pmap_axes or default_batch_axes(call.mesh))
+    along_batch = prod(call.mesh.shape[a] for a in call.pmap_axes or _default_batch_axes(call.mesh))
     if len(leading) != 1 or not leading <= {call.mesh.size, along_batch}:
         return None
     cuts = [DeviceSlice(0, True)] * len(call.avals)
@@ -243,7 +247,7 @@ def _map_split_batch(call: _PmapCall, given_specs: Mapping[str, PartitionSpec]) 
 
 def _spec_option(call: _PmapCall) -> str:
     """Return the `--spec` option that would name the batch; most often it is the last argument with dimensions."""
-    axis = next(iter(default_batch_axes(call.mesh)), call.mesh.axis_names[0])
+    axis = next(iter(_default_batch_axes(call.mesh)), call.mesh.axis_names[0])
     array_names = [name for name, aval in zip(call.names, call.avals, strict=True) if aval.shape]
     argument = array_names[-1].split(".")[0]
     return f"--spec \"{argument}=P('{axis}')\""
@@ -276,3 +280,73 @@ def _check_divides(call: _PmapCall, i: int, cut: DeviceSlice | None, devices: in
         f"{call.names[i]} has {size} examples (dim {cut.dim}), which do not divide by {names}={devices}; use a batch "
         f"of {' or '.join(map(str, dict.fromkeys(near)))}"
     )
+
+
+def _mesh_axes(
+    step: str, names: Sequence[AxisName], mesh: Mesh, pmap_axes: Axes = ()
+) -> tuple[dict[AxisName, Axes], tuple[AxisName, ...]]:
+    """Return the mesh axes behind each axis name of a step, and the names over which arrays are split.
+
+    A name equal to a mesh axis means that axis. At most one other name is allowed, for all of `pmap_axes`, or by
+    default for the batch axes of the mesh. A step without axis names is split over the same axes.
+
+    Args:
+        step: Name of the step, for messages.
+        names: Axis names in the step's collectives.
+        mesh: The mesh.
+        pmap_axes: Mesh axes given after `pmap@`; empty for the batch axes.
+
+    Returns:
+        The mesh axes by name, and the names to split over in the order of the mesh.
+
+    Raises:
+        ShardError: The mesh has no axis for a name, or none for the batch.
+    """
+    axes_by_name: dict[AxisName, Axes] = {n: (str(n),) for n in names if n in mesh.axis_names}
+    unmatched = [n for n in names if n not in axes_by_name]
+    free = tuple(a for a in pmap_axes or _default_batch_axes(mesh) if a not in axes_by_name)
+    # Of two unmatched names nothing says which of the free axes each stands for.
+    if len(unmatched) > 1 or (unmatched and not free):
+        _raise_unknown_names(step, names, mesh)
+    if unmatched:
+        axes_by_name[unmatched[0]] = free
+    examples = [n for n, axes in axes_by_name.items() if job_of(axes[0]) in ("data", "fsdp", None)]
+    split_names = [n for n, axes in axes_by_name.items() if n in unmatched or axes[0] in pmap_axes or n in examples]
+    if not split_names:
+        if not free:
+            _raise_no_batch_axis(mesh)
+        axes_by_name |= {a: (a,) for a in free}
+        split_names = list(free)
+    order = {a: i for i, a in enumerate(mesh.axis_names)}
+    return axes_by_name, tuple(sorted(split_names, key=lambda n: order[axes_by_name[n][0]]))
+
+
+def _default_batch_axes(mesh: Mesh) -> Axes:
+    """Return the mesh axes named for the batch, or by default the axes with names of no known meaning."""
+    return batch_axes({}, mesh) or tuple(a for a in mesh.axis_names if job_of(a) is None)
+
+
+def _raise_unknown_names(step: str, names: Sequence[AxisName], mesh: Mesh) -> NoReturn:
+    """Raise ShardError for axis names without a mesh axis; the fix is a mesh with those names."""
+    several = len(names) > 1
+    sizes = [max(1, mesh.size // 2), 2, *([1] * (len(names) - 2))] if several else [mesh.size]
+    line = "%mesh " + " ".join(f"{n}={size}" for n, size in zip(names, sizes, strict=True))
+    what = f"the ax{'es' if several else 'is'} {list_names(map(str, names))}"
+    other = "" if several else f", or name the axis for it, pmap@{mesh.axis_names[0]}"
+    raise ShardError(f"{step} works along {what}, and the mesh has {_axis_sizes(mesh)}: use {line}{other}", fix=line)
+
+
+def _raise_no_batch_axis(mesh: Mesh) -> NoReturn:
+    """Raise ShardError for a mesh without an axis for the batch; the fix is a `data` axis."""
+    line = f"%mesh data={mesh.size}"
+    raise ShardError(
+        f"pmap needs a mesh axis for the batch; the mesh has {_axis_sizes(mesh)}. Use another mesh "
+        f"({line}) or name one: "
+        f"pmap@{mesh.axis_names[0]}",
+        fix=line,
+    )
+
+
+def _axis_sizes(mesh: Mesh) -> str:
+    """Return the mesh axes with sizes as text, such as `data=4 or model=2`."""
+    return list_names(f"{a}={n}" for a, n in mesh.shape.items())

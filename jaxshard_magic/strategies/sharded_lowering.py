@@ -4,6 +4,8 @@ With `in_shardings` and `out_shardings` alone, XLA under fsdp moves activations 
 re-emitted after its gradients were taken: weights are gathered where activations meet them, activations are constrained
 where they are made, and gradients are constrained to the specs of their parameters, in loop bodies and checkpoints too.
 
+`UnconstrainedEmitter` emits a step whose layout the compiler finds, corrected only for faults of XLA.
+
 The habits of XLA named in comments were seen with jax 0.10.2 on simulated CPU devices; tests repeat them with the
 newest jax.
 """
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax import lax
 from jax._src.source_info_util import current_name_stack  # no public equivalent
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..program.emit import Emitter, current_traceback
 from ..program.ir import Equation, SubJaxpr, Value
@@ -23,13 +26,13 @@ from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
 from ..program.source_lines import user_context
-from ..program.xla_faults import bind_with_workaround
+from ..program.xla_faults import bind_with_workaround, convolution_windows, find_replicated_dims
 from .layout import Axes, Layout, Spec, without_axes
 from .regions import KINDS, Context, Region
 from .reshard_steps import reshard_steps
 from .sp import result_specs, whole_operand_specs
 from .stepped_gathers import gather_weight_in_steps
-from .unsharded_dims import is_summed_before_scatter, must_choose_sharding
+from .unsharded_dims import has_several_axes, is_summed_before_scatter, must_choose_sharding
 
 _CACHE_SHARE = 64  # 1/64 of the state: bytes of gathered weights that straight-line code may keep
 Kind = TypeVar("Kind", bound=Region)
@@ -427,3 +430,36 @@ class _BodyCache:
         # A loop body has the weights of one layer at a time, and needs no limit.
         while not self.is_loop and len(self.weights) > 1 and sum(x.bytes for x in self.weights.values()) > cap:
             self.weights.pop(next(iter(self.weights)))
+
+
+class UnconstrainedEmitter(Emitter):
+    """Emitter without sharding constraints.
+
+    Any dimension may be sharded, except those for which XLA would be wrong: these are constrained to be whole, and all
+    others of the array are left unconstrained.
+
+    Args:
+        layout: The layout.
+        labels: Name scope of equations, by index.
+    """
+
+    def __init__(self, layout: Layout, labels: Any = None):
+        super().__init__(layout.program, labels)
+        self._mesh, self._cpu, self._has_several_axes = layout.mesh, layout.is_cpu, has_several_axes(layout)
+
+    def result(self, e: Equation, values: list) -> list:
+        requirement = find_replicated_dims(e, cpu=self._cpu)
+        slots = {k: set(dims) for k, dims in ({} if requirement is None else requirement[1]).items()}
+        # On a mesh with one axis XLA does not have this fault (`DIVIDED_CONVOLUTION`).
+        for dims in convolution_windows(e) if self._has_several_axes else ():
+            for k, d in enumerate(dims):
+                slots.setdefault(k, set()).add(d)
+        values = [self._unshard(x, slots.get(k, ())) for k, x in enumerate(values)]
+        outs = bind_with_workaround(e, values, lambda _d: True, cpu=self._cpu)
+        return [self._unshard(x, slots.get(k, ())) for k, x in enumerate(outs, len(values))]
+
+    def _unshard(self, x: Any, dims: Any) -> Any:
+        if not dims:
+            return x
+        spec = [None if d in dims else PartitionSpec.UNCONSTRAINED for d in range(x.ndim)]
+        return lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec)))

@@ -11,11 +11,10 @@ from ..program.flow import Flow
 from ..program.ir import Program, Value
 from ..program.roles import BATCH, OTHER, PARAMS, InputRoles
 from .attention_heads import AttentionBlocks
-from .contested_axes import gather_contested_operands
 from .layout import Axes, Layout, Spec
 from .positions import find_positions, key_dims
 from .split_exchanges import plan_split_exchanges
-from .unsharded_dims import unshard_required_dims
+from .unsharded_dims import gather_contested_operands, unshard_required_dims
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,27 @@ equations equivariant to permutations of positions are in zigzag order wherever 
 this holds up to sums over positions, equal in any order, and up to the step's outputs, which are restored to sequential
 order. Before an attention it holds from the value that is permuted: the earlier the fewer bytes, at best the tokens
 themselves. A step with an equation between two attentions that needs sequential positions is left unchanged.
+`permute_positions` permutes one value.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ..plan import PlannedCollective
 from ..program.ir import Equation, Value
+from ..program.op_labels import ZIGZAG
 from ..program.permutation_equivariance import SubDimension, follow_permutation, is_attention_mask, is_equivariant
 from ..program.union_find import UnionFind
-from .layout import Layout
-from .permute_positions import has_two_chunks, permutation_collectives
+from .layout import Axes, Layout, partition_spec, without_axes
+from .reshard_steps import is_read_in_bfloat16
+from .ring_attention import RingSpec, from_zigzag, to_zigzag, zigzag_order
 from .ring_layout import as_zigzag, find_rings, ring_spec, shared_operands, zigzag_bytes
 
 
@@ -53,13 +62,13 @@ class ZigzagPlan:
                 v, body = e.operands[k], e.parent and e.parent.index
                 if v is not None and (body, v) not in seen:
                     seen.add((body, v))
-                    moves = permutation_collectives(
+                    moves = _permutation_collectives(
                         layout, v, self.positions[v], e.trip_count, by_permute=v in self.by_permute
                     )
                     yield from ((i, move) for move in moves)
         for v in (layout.program.outputs[o] for o in sorted(self.restored_outputs)):
             if v is not None:
-                moves = permutation_collectives(layout, v, self.positions[v], 1, by_permute=v in self.by_permute)
+                moves = _permutation_collectives(layout, v, self.positions[v], 1, by_permute=v in self.by_permute)
                 yield from ((None, move) for move in moves)
 
 
@@ -95,7 +104,7 @@ def _values_sent_by_permute(
         for k in ks:
             readers[program.equations[i].operands[k]].append(program.equations[i])
     for v in {*readers, *(program.outputs[o] for o in zigzag.restored_outputs)}:
-        if v is None or not has_two_chunks(layout, v, zigzag.positions[v]):
+        if v is None or not _has_two_chunks(layout, v, zigzag.positions[v]):
             continue
         # XLA for the CPU may take a permute for a step of a ring that can run at the same time, as all collectives of
         # `shard_map`s share one number there. So only values that every ring waits for are sent by permute.
@@ -398,3 +407,113 @@ class _OrderAnalysis:
             ) != reads_zigzag:
                 raise _OrderConflict
         return {k: zigzag_by_value[v] for k, v in enumerate(e.operands) if v in self.positions and v in zigzag_by_value}
+
+
+def permute_positions(
+    layout: Layout, v: Value, x: Any, position: SubDimension, *, by_permute: bool, to_sequential: bool
+) -> Any:
+    """Return the array `x`, which represents the value `v`, with its positions in the other order.
+
+    Args:
+        layout: The layout, with positions sharded.
+        v: The value.
+        x: The array.
+        position: The position dimension of `v`.
+        by_permute: Send each of two chunks from device to device (see `_has_two_chunks`). Otherwise gather all
+            positions, and each device takes its own chunks.
+        to_sequential: Permute from zigzag to sequential order.
+    """
+    axes, n = layout.position_axes, layout.device_count(layout.position_axes)
+    if not layout.is_activation(v):
+        whole = layout.constrain(x, layout.compute_spec(v)) if any(layout.stored_spec(v)) else jnp.asarray(x)
+        return _reorder_chunks(whole, position, n, to_sequential)
+    spec = layout.activation_spec(v)
+    if not by_permute:
+        with jax.named_scope(ZIGZAG):
+            whole = layout.constrain(x, without_axes(spec, axes))
+            return layout.constrain(_reorder_chunks(whole, position, n, to_sequential), spec)
+    ring, permute_shard, partition = (
+        RingSpec(axes, n, position.size, n, zigzag=True),
+        from_zigzag if to_sequential else to_zigzag,
+        partition_spec(spec),
+    )
+    permute = jax.shard_map(
+        lambda own: permute_shard(ring, own, position.dim),
+        mesh=layout.mesh,
+        in_specs=partition,
+        out_specs=partition,
+        check_vma=False,
+    )
+    return permute(layout.constrain(x, spec))
+
+
+def _permutation_collectives(
+    layout: Layout, v: Value, position: SubDimension, trips: int, *, by_permute: bool
+) -> Iterator[PlannedCollective]:
+    """Yield the collectives of `permute_positions`.
+
+    Args:
+        layout: The layout, with positions sharded.
+        v: The value.
+        position: The position dimension of `v`.
+        trips: How often the step permutes the value.
+        by_permute: As for `permute_positions`.
+    """
+    axes = layout.position_axes
+    if not layout.is_activation(v):
+        return
+    narrowing = 2 if is_read_in_bfloat16(layout, v, layout.activation_spec(v)) else 1
+    if by_permute:
+        # Each of a device's two chunks has a collective-permute of its own.
+        size = layout.transfer_bytes(v, layout.activation_spec(v)) // narrowing // 2
+        yield PlannedCollective("collective-permute", axes, layout.device_count(axes), size, 2 * trips)
+    elif gather_axes := _position_axes(layout, v, position):
+        size = layout.transfer_bytes(v, without_axes(layout.activation_spec(v), gather_axes)) // narrowing
+        yield PlannedCollective("all-gather", gather_axes, layout.device_count(gather_axes), size, trips)
+
+
+def _has_two_chunks(layout: Layout, v: Value, position: SubDimension) -> bool:
+    """Return whether every device has two chunks of the positions, and more than one number for each position.
+
+    For tokens and the like a gather of all positions is cheaper.
+    """
+    if not layout.is_activation(v):
+        return False
+    shape, examples = layout.program.shapes[v], layout.batch.classes
+    numbers_per_position = prod(
+        size
+        for d, (size, c) in enumerate(zip(shape, layout.dims.classes_of(v), strict=True))
+        if d != position.dim and c not in examples
+    )
+    is_sharded = (
+        layout.activation_spec(v)[position.dim] == layout.position_axes and shape[position.dim] == position.size
+    )
+    # One number for each position (token ids): gathering all of them is cheaper than two collective-permutes.
+    return numbers_per_position > 1 and is_sharded
+
+
+def _position_axes(layout: Layout, v: Value, position: SubDimension) -> Axes:
+    """Return the mesh axes that shard the positions of a value; none for slices of an input whole on every device."""
+    source = v
+    while (
+        (e := layout.program.producer.get(source)) is not None
+        and e.primitive.data_movement
+        and e.operands[0] is not None
+    ):
+        source = e.operands[0]
+    whole = source in layout.program.inputs and not set(layout.position_axes).intersection(
+        a for has in layout.activation_spec(source) for a in has
+    )
+    return () if whole else tuple(a for a in layout.activation_spec(v)[position.dim] if a in layout.position_axes)
+
+
+def _reorder_chunks(x: Any, position: SubDimension, devices: int, to_sequential: bool) -> Any:
+    """Return `x` with its 2 * `devices` chunks of positions reordered to zigzag, or back."""
+    order = np.asarray(zigzag_order(devices))
+    order, shape, d = np.argsort(order) if to_sequential else order, x.shape, position.dim
+    # Positions may be merged with other dimensions into dimension `d`: with `stride` elements for each, `outer` times.
+    outer = shape[d] // (position.size * position.stride)
+    chunk_size = position.size * position.stride // (2 * devices)
+    chunks = x.reshape(*shape[:d], outer, 2 * devices, chunk_size, *shape[d + 1 :])
+    # All indices are valid: "clip" saves the mask that the default mode of `jnp.take` would add.
+    return jnp.take(chunks, order, d + 1, mode="clip", unique_indices=True).reshape(shape)

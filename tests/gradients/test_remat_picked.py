@@ -35,8 +35,7 @@ from support.rematted import (
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.gradients.remat import remat
-from jaxshard_magic.gradients.residuals import equation_residuals
-from jaxshard_magic.gradients.segments import costs
+from jaxshard_magic.gradients.segments import costs, equation_residuals
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.source_lines import is_user_file
 

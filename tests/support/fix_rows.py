@@ -92,24 +92,24 @@ ROWS: Sequence[Refused] = (
         "def loss_fn(params, x): return jnp.sum(params[: len(x)] * x)\nparams = x = jnp.ones((64, 16))",
     ),
     Refused(
-        "strategies.named_axes._raise_unknown_names", "%mesh model=8", "pmap", REDUCED.format("model"), mesh="pipe=8"
+        "strategies.pmap_axes._raise_unknown_names", "%mesh model=8", "pmap", REDUCED.format("model"), mesh="pipe=8"
     ),
     Refused(
-        "strategies.named_axes._raise_no_batch_axis",
+        "strategies.pmap_axes._raise_no_batch_axis",
         "%mesh data=8",
         "pmap",
         STEP.replace("    return", "    # here\n    return") + RUN,
         mesh="model=8",
     ),
     Refused(
-        "strategies.replication_check._raise_unreduced_state",
+        "strategies.pmap._raise_unreduced_state",
         "grads = jax.lax.pmean(grads, 'batch')",
         "pmap",
         PMAPPED.format("batch"),
         pasted="here",
     ),
     Refused(
-        "strategies.replication_check._raise_differing_result",
+        "strategies.pmap._raise_differing_result",
         "loss = jax.lax.pmean(loss, 'batch')",
         "pmap",
         REDUCED.format("batch")

@@ -8,8 +8,7 @@ from typing import Any
 from ...plan import PlannedCollective
 from ...program.ir import Equation, Value
 from ..layout import Layout
-from ..permute_positions import permute_positions
-from ..zigzag_plan import ZigzagPlan
+from ..zigzag_plan import ZigzagPlan, permute_positions
 from .region import Context, Emission, Region
 
 
