@@ -139,7 +139,7 @@ def doctor(mesh: "Mesh | Cluster | str | None" = None) -> Doctor:
     if mesh is not None and not isinstance(mesh, (Mesh, str)):
         from .hosts.health import examine_hosts
 
-        return examine(None, hosts=examine_hosts(mesh))
+        return examine(None, host_findings=examine_hosts(mesh))
     try:
         mesh = _given_or(mesh, _all_devices)
     except RuntimeError:  # a backend does not start, as `examine` reports

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def examine(
-    mesh: "Mesh | None", variables: Mapping[str, str] = os.environ, hosts: Iterable[DoctorFinding] | None = None
+    mesh: "Mesh | None", variables: Mapping[str, str] = os.environ, host_findings: Iterable[DoctorFinding] | None = None
 ) -> Doctor:
     """Examine this machine: versions, devices, compile targets, environment variables, and the mesh axis by axis.
 
@@ -28,8 +28,8 @@ def examine(
     Args:
         mesh: Mesh to examine; None skips that part.
         variables: Environment variables.
-        hosts: Findings about the hosts used by this process. None examines the processes of `jax.distributed`, if this
-            process is one of several.
+        host_findings: Findings about the hosts used by this process. None examines the processes of `jax.distributed`,
+            if this process is one of several.
 
     Returns:
         All findings.
@@ -52,9 +52,9 @@ def examine(
         allowed, cpu_devices = (getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices"))
         findings += devices(known, variables, allowed or "")
         findings += connectivity(mesh) if mesh is not None else ()
-        if hosts is None and is_multiprocess():
+        if host_findings is None and is_multiprocess():
             findings += process_findings()
-    findings += hosts or ()
+    findings += host_findings or ()
     findings += [*compiler_findings(known, needed), *environment_findings(variables, cpu_devices), *notebook(known)]
     return Doctor(tuple(findings))
 
