@@ -140,7 +140,7 @@ def test_float32_at_the_highest_precision_takes_six_passes_of_a_tpu():
         return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.dot(x, w, precision="highest") ** 2))(w)
 
     step = jaxshard_magic.shard(exact, "dp", mesh="data=8", on="v5e")
-    shares = step.prepare(jnp.ones((D, D)), jnp.ones((N, D))).plan.shares
+    shares = step.planned(jnp.ones((D, D)), jnp.ones((N, D))).plan.shares
     assert {share.passes for share in shares} == {6}
     assert [share.matrix_dims for share in shares] == [(N // 8, D, D), (D, D, N // 8)]
     assert matmul_seconds(V5E, shares[0]) == pytest.approx(6 * 2 * N // 8 * D * D / 197e12)

@@ -41,9 +41,14 @@ class Plain:
         return found
 
 
+# Ten seconds each, of which `test_strategies.py` and `test_ep_in_turn.py` have shorter ones.
+LONG = ("transformer_unrolled", "experts_in_turn")
+
+
 def rows() -> list:
-    """A few steps always, others of each kind under `ci`, and all others under `full`."""
-    always, often = zoo.OFTEN[::16], zoo.OFTEN[4::8]
+    """A few steps always, others of each kind and long ones under `ci`, and all others under `full`."""
+    always = [name for name in zoo.OFTEN[::16] if name not in LONG]
+    often = [*zoo.OFTEN[4::8], *LONG]
     shown = [*always, *thinned(often, (), CI)]
     return shown + thinned([name for name in zoo.STEPS if name not in (*always, *often)], ())
 

@@ -373,7 +373,7 @@ def test_layers_whose_sorted_rows_a_loop_carries_are_divided(strategy, mesh, opt
 
     sharded = jaxshard_magic.shard(step, strategy, mesh=mesh, **options)
     x = normal(3, 32, 8)
-    for got, want in zip(*map(jax.tree.leaves, (sharded(LAYERS, x), step(LAYERS, x))), strict=True):
+    for got, want in zip(*map(jax.tree.leaves, (sharded(LAYERS, x), jax.jit(step)(LAYERS, x))), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     plan = sharded.planned(LAYERS, x).plan
     assert not [f for f in plan.findings if "no sum over examples" in f.message]

@@ -77,7 +77,7 @@ def test_the_axis_name_stands_for_the_batch_axes_of_the_mesh(mesh):
 
 def test_an_axis_may_be_named_for_it():
     sharded = jaxshard_magic.shard(step, "pmap@model", mesh=jaxshard_magic.mesh("model=8"))
-    assert sharded.prepare(*whole()).plan.batch_axes == ("model",)
+    assert sharded.planned(*whole()).plan.batch_axes == ("model",)
 
 
 def test_another_mesh_that_the_user_has_set_does_not_get_in():

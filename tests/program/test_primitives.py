@@ -228,7 +228,7 @@ def step_of(model):
 def run(model, strategy, mesh, **options):
     x = jax.random.normal(jax.random.key(1), MODELS[model])
     step = jaxshard_magic.shard(step_of(model), strategy, mesh=mesh, **options)
-    got, want = step(parameters(), x), step_of(model)(parameters(), x)
+    got, want = step(parameters(), x), jax.jit(step_of(model))(parameters(), x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
     return step.entry.plan

@@ -52,7 +52,7 @@ def numbers(*objects):
         pytest.param(train, True, marks=pytest.mark.full),
         pytest.param(nnx.jit(train), None, marks=pytest.mark.full),
         (nnx.jit(train), True),
-        (nnx.jit(train, donate_argnames=("model", "optimizer")), None),
+        pytest.param(nnx.jit(train, donate_argnames=("model", "optimizer")), None, marks=pytest.mark.ci),
         pytest.param(nnx.jit(train, donate_argnames=("model", "optimizer")), True, marks=pytest.mark.full),
     ],
 )

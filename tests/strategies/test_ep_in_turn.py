@@ -120,7 +120,7 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     assert added_up == (form is not stacked)  # that is dealt out anew, and each token picks of it
     assert any(f.code == "experts-together" for f in entry.plan.findings)
     run = jax.jit(jaxpr_as_fun(entry.traced.closed))
-    close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
+    close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), jax.jit(of_form(form))(p, x))
 
 
 @pytest.mark.ci
@@ -139,7 +139,7 @@ def test_no_matrix_is_gathered_between_the_passes_of_a_loop():
 
     p, x = weights(), normal(9, ROWS, TIME, WIDTH)
     sharded = jaxshard_magic.shard(of_form(form), "ep+dp", mesh=jaxshard_magic.mesh("cpu:8 data=2 expert=4"))
-    close(sharded(p, x), of_form(form)(p, x))
+    close(sharded(p, x), jax.jit(of_form(form))(p, x))
     assert max(size for kind, _, size in sent(sharded.report()) if kind == AG) == TOKENS
 
 

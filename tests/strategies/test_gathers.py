@@ -159,7 +159,8 @@ def test_groups_of_far_and_of_near_devices():
 @pytest.mark.parametrize(
     ("mesh", "steps"),
     [
-        ("v5p:4x4x4 data=64", [(4, 1), (16, 4)]),  # a line of the cube, then a plane
+        # a line of the cube, then a plane
+        pytest.param("v5p:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.ci),
         pytest.param("v4:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.full),
         pytest.param("v5p:8x8x8 data=512", [(8, 1), (64, 8)], marks=pytest.mark.ci),
         ("v5p:4x4x4 data=16 model=4", [(16, 1)]),

@@ -180,6 +180,7 @@ def test_a_dimension_that_the_user_names_is_taken():
     assert leaf(found, "batch").reason == "given batch=P('data', 'seq')"
 
 
+@pytest.mark.ci
 def test_microbatches_in_a_loop_keep_their_positions_divided():
     inner = step_of(loss)
 
@@ -203,6 +204,7 @@ def test_a_reshape_that_merges_examples_and_positions_is_told():
     assert "sequence-merged" not in {f.code for f in beside.findings}
 
 
+@pytest.mark.ci
 def test_bfloat16_products_are_scattered_to_the_plain_numbers():
     def half(p, batch):
         return loss(jax.tree.map(lambda x: x.astype(jnp.bfloat16), p), batch).astype(jnp.float32)

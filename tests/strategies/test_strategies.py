@@ -74,7 +74,12 @@ def test_three_sharded_steps_give_the_plain_state(name, strategy, axes):
 
 def planned(call, strategy, axes, **options):
     step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(axes), **options)
-    return step.prepare(call.state, call.batch).plan
+    return step.planned(call.state, call.batch).plan
+
+
+@cache
+def transformer_under_tp():
+    return planned(steps.transformer(), "tp", "data=4 model=2")
 
 
 def leaf(plan, path):
@@ -82,7 +87,7 @@ def leaf(plan, path):
 
 
 def test_attention_and_mlp_are_column_then_row_parallel():
-    plan = planned(steps.transformer(), "tp", "data=4 model=2")
+    plan = transformer_under_tp()
     block = "state.params.blocks.block0."
     assert [leaf(plan, block + n).spec for n in ("q", "k", "v", "up")] == [P(None, "model")] * 4
     assert [leaf(plan, block + n).spec for n in ("out", "down")] == [P("model", None)] * 2
@@ -91,7 +96,7 @@ def test_attention_and_mlp_are_column_then_row_parallel():
 
 
 def test_the_embedding_and_the_head_are_cut_along_the_vocabulary():
-    plan = planned(steps.transformer(), "tp", "data=4 model=2")
+    plan = transformer_under_tp()
     assert leaf(plan, "state.params.embed").spec == P("model", None)
     assert leaf(plan, "state.params.head").spec == P(None, "model")
 

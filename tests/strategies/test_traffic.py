@@ -84,6 +84,7 @@ def test_sums_over_examples_wait_for_the_last_microbatch_not_over_positions():
     assert (told["all-reduce", ("data",), head], told["all-reduce", ("seq",), head]) == (2, 2 * 2)
 
 
+@pytest.mark.ci
 def test_with_positions_on_the_model_axis_plans_send_no_more_than_compiled():
     call = STEPS["transformer"]()
     args, mesh = (call.state, call.batch), "cpu:8 data=4 model=2"
