@@ -115,7 +115,7 @@ class TrainingOutput(TemporaryChange):
         self._line = self._line or data.summary_text(metrics)
         whole = self._update(tails)
         static = "" if ends else html.running(metrics, self._line)
-        told = "" if ends else "\n".join(text.lines(metrics, 100))
+        told = "" if ends else text.to_text(metrics, 100)
         if self._output is None:
             self._output = Growing(whole, told, static, self._how)
         else:

@@ -153,6 +153,10 @@ class Choice(Exportable, JsonRecord):
     def _first_with_outcome(self, outcome: str) -> SearchCandidate | None:
         return next(iter(self.with_outcome(outcome)), None)
 
+    def to_markdown(self) -> str:
+        """Return the result of the search as GitHub-flavoured Markdown, for a pull request."""
+        return renderer(self, "markdown")(self)
+
     @cached_property
     def view(self) -> Any:
         """Widget of the choice, created once. Like a comparison's widget, it knows the trial selected by the reader."""

@@ -208,6 +208,10 @@ class Comparison(Exportable, JsonRecord):
         problem = f"{len(matches)} trials of {which!r}" if matches else f"no trial {which!r}"
         raise ShardError(f"{problem}; say which: {lines}")
 
+    def to_markdown(self) -> str:
+        """Return the comparison as GitHub-flavoured Markdown, for a pull request."""
+        return renderer(self, "markdown")(self)
+
     @cached_property
     def view(self) -> Any:
         """Widget of the comparison, created once. `comparison.view.chosen` is the trial selected by the reader."""

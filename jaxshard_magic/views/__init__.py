@@ -22,7 +22,7 @@ _RENDERERS = {
     "report.exports.Exportable": {"interactive_page": "widget_page:with_widgets"},
     "report.Report": {
         "text": "text:render",
-        "markdown": "markdown:render",
+        "markdown": "markdown:of_report",
         "html": "html:fragment",
         "page": "html:page",
         "pictures": "pictures.picture_sets:report_pictures",
@@ -44,6 +44,7 @@ _RENDERERS = {
     },
     "report.comparison.Comparison": {
         "text": "comparison.text:to_text",
+        "markdown": "markdown:of_comparison",
         "html": "comparison.html:to_html",
         "page": "comparison.html:page",
         "pictures": "pictures.picture_sets:comparison_pictures",
@@ -53,6 +54,7 @@ _RENDERERS = {
     },
     "report.choice.Choice": {
         "text": "choice.text:to_text",
+        "markdown": "markdown:of_choice",
         "html": "choice.html:to_html",
         "page": "choice.html:page",
         "pictures": "pictures.picture_sets:choice_pictures",

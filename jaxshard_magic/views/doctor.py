@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.html import SIGNS, code, row
-from jaxshard_magic.views.html import cell as td
-from jaxshard_magic.views.html import escaped as safe
+from jaxshard_magic.views.html_tags import SIGNS, code, row
+from jaxshard_magic.views.html_tags import cell as td
+from jaxshard_magic.views.html_tags import escaped as safe
 
 if TYPE_CHECKING:
     from jaxshard_magic.doctor import Doctor, DoctorFinding

@@ -11,6 +11,9 @@ from jaxshard_magic.views import svg
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.hues import HUES
 
+# U+FE0E selects the text form of a sign: some fonts would draw an emoji.
+SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
+
 
 def join_nonempty(parts: Iterable[str]) -> str:
     """Join the nonempty parts, one per line."""

@@ -1,11 +1,15 @@
-"""Reports as GitHub-flavoured Markdown, for a pull request or an issue."""
+"""Reports, comparisons and choices as GitHub-flavoured Markdown, for a pull request or an issue."""
 
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.choice import Choice
+from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.document.markdown import to_markdown
+from jaxshard_magic.views.sections.choice import choice
+from jaxshard_magic.views.sections.comparison import comparison
 from jaxshard_magic.views.text import document
 
 
-def render(report: Report, leaves: str | int = 8) -> str:
+def of_report(report: Report, leaves: str | int = 8) -> str:
     """Render a report as Markdown.
 
     Args:
@@ -16,3 +20,13 @@ def render(report: Report, leaves: str | int = 8) -> str:
         ShardError: `leaves` is neither a number nor "all".
     """
     return to_markdown(document(report, leaves))
+
+
+def of_comparison(compared: Comparison) -> str:
+    """Render a comparison as Markdown."""
+    return to_markdown(comparison(compared))
+
+
+def of_choice(chosen: Choice) -> str:
+    """Render the result of a search as Markdown."""
+    return to_markdown(choice(chosen))

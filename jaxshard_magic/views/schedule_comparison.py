@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.views import schedule_charts as charts
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, rounded
-from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import code, join_nonempty, section, small, table
+from jaxshard_magic.views.html_tags import SIGNS, code, join_nonempty, section, small, table
 from jaxshard_magic.views.html_tags import escaped as safe
 from jaxshard_magic.views.terminal import pad, plain_signs, text_width, wrap
 

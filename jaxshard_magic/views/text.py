@@ -2,7 +2,7 @@
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Report
-from jaxshard_magic.views.document.parts import Document
+from jaxshard_magic.views.document.parts import Part
 from jaxshard_magic.views.document.text import to_text
 from jaxshard_magic.views.sections import communication, layout, measured, memory, run, summary
 from jaxshard_magic.views.terminal import text_width
@@ -22,7 +22,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
     return to_text(document(report, leaves), text_width(width))
 
 
-def document(report: Report, leaves: str | int = 8) -> Document:
+def document(report: Report, leaves: str | int = 8) -> list[Part]:
     """Return what a report says, as much as is read at once.
 
     Args:
@@ -34,7 +34,7 @@ def document(report: Report, leaves: str | int = 8) -> Document:
     """
     if leaves != "all" and not isinstance(leaves, int):
         raise ShardError(f"leaves is {leaves!r}; it is a number, or 'all' for every leaf")
-    parts = [
+    return [
         summary.head(report),
         *summary.key_figures(report),
         *summary.options(report),
@@ -50,4 +50,3 @@ def document(report: Report, leaves: str | int = 8) -> Document:
         *summary.check(report),
         *summary.timing(report),
     ]
-    return Document(tuple(parts))

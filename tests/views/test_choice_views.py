@@ -32,10 +32,10 @@ from jaxshard_magic.report.choice import BOUND, CHOSEN, RUNNER_UP, Choice, Quest
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.choice.html import MOST_ROWS, page
-from jaxshard_magic.views.choice.text import shares
 from jaxshard_magic.views.comparison import chart
 from jaxshard_magic.views.comparison import html as tables
 from jaxshard_magic.views.format import SPACE, UNKNOWN
+from jaxshard_magic.views.sections.choice import shares
 from jaxshard_magic.views.terminal import display_width
 from jaxshard_magic.views.words import choice as words
 

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from support.sample_choices import CHOICES
+from support.sample_comparisons import COMPARISONS
 from support.sample_extremes import hostile
 from support.sample_pipelines import reported
 from support.sample_reports import SAMPLES, attached
@@ -11,7 +13,12 @@ from jaxshard_magic.errors import ShardError, printable
 from jaxshard_magic.report import Advice, Leaf, Report
 from jaxshard_magic.views import words
 
-REPORTS = {**SAMPLES, "reported": reported}
+MADE = {
+    **SAMPLES,
+    "reported": reported,
+    **{f"comparison {name}": made for name, made in COMPARISONS.items()},
+    **{f"choice {name}": made for name, made in CHOICES.items()},
+}
 _FIGURE = re.compile(r"(?<![\w.+])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w.])")
 BACKSLASH = re.compile(r"\\([!-/:-@[-`{-~])")
 
@@ -36,20 +43,22 @@ def read(token) -> str:
     return "".join(child.content for child in token.children or () if child.type in kinds)
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_each_figure_of_the_text_is_in_the_markdown(name: str):
-    report = REPORTS[name]()
-    markdown = BACKSLASH.sub(r"\1", report.to_markdown())
-    note = words.scale_note(report.memory) if report.memory and report.memory.per_device else None
-    lanes = figures(report.to_text(100).rpartition("bubble holds")[2]) if report.pipeline else set()
-    # Without bars there is no note on their scale; the letters of a timeline have their numbers within.
-    assert figures(report.to_text(100)) - figures(markdown) - figures(note or "") - lanes == set()
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("width", [60, 100])
+def test_each_figure_of_the_text_is_in_the_markdown(name: str, width: int):
+    made = MADE[name]()
+    text, markdown = made.to_text(width), BACKSLASH.sub(r"\1", made.to_markdown())
+    memory = getattr(made, "memory", None)
+    note = words.scale_note(memory) if memory and memory.per_device else None
+    # Without bars there is no note on their scale; the timeline is that of a wide terminal.
+    lanes = figures(text.rpartition("bubble holds")[2])
+    assert figures(text) - figures(markdown) - figures(note or "") - lanes == set()
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", MADE)
 def test_each_row_of_a_table_has_a_cell_for_each_column(name: str):
     width, cells, rows = 0, 0, 0
-    for token in tokens(REPORTS[name]().to_markdown()):
+    for token in tokens(MADE[name]().to_markdown()):
         if token.type == "tr_open":
             cells = 0
         elif token.type in ("th_open", "td_open"):
@@ -63,20 +72,20 @@ def test_each_row_of_a_table_has_a_cell_for_each_column(name: str):
             width = 0
     # A reader drops cells beyond the columns: pipes that part cells are counted in the lines, too.
     in_lines = 0
-    for block in re.findall(r"(?:^\|.*\n)+", REPORTS[name]().to_markdown(), re.MULTILINE):
+    for block in re.findall(r"(?:^\|.*\n)+", MADE[name]().to_markdown(), re.MULTILINE):
         pipes = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in block.splitlines()]
         assert len(set(pipes)) == 1
         in_lines += len(pipes) - 2
     assert rows == in_lines
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", MADE)
 def test_no_sign_of_a_name_is_markup(name: str):
-    found = inline(REPORTS[name]().to_markdown())
+    found = inline(MADE[name]().to_markdown())
     assert {child.content for child in found if child.type == "html_inline"} <= {"<br>"}
     kinds = {child.type for child in found}
     assert kinds <= {"text", "code_inline", "html_inline", "strong_open", "strong_close", "softbreak"}
-    assert {token.type for token in tokens(REPORTS[name]().to_markdown())}.isdisjoint({"html_block", "blockquote_open"})
+    assert {token.type for token in tokens(MADE[name]().to_markdown())}.isdisjoint({"html_block", "blockquote_open"})
 
 
 def test_leaves_read_as_they_are_named():

@@ -11,7 +11,7 @@ from support.sample_reports import attached, profiled
 from jaxshard_magic.report import Measured, Report
 from jaxshard_magic.views import words
 from jaxshard_magic.views.measured import data
-from jaxshard_magic.views.measured.html import drawing
+from jaxshard_magic.views.measured.lanes import drawing
 
 
 def of(m: Measured, simulated: bool = False) -> Report:

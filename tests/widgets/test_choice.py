@@ -5,8 +5,8 @@ from support.browsing import Stage, expect
 from support.sample_choices import CHOICES, measured, planned, predicted
 from support.thinned import thinned
 
-from jaxshard_magic.views.choice.text import run_commands
 from jaxshard_magic.views.choice.widget import ChoiceView
+from jaxshard_magic.views.sections.choice import run_commands
 
 
 @pytest.mark.parametrize("name", thinned(CHOICES, ("many", "ended")))

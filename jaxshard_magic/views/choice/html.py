@@ -1,15 +1,14 @@
 """Result of an automatic search as HTML without script."""
 
-from collections.abc import Sequence
-
 from jaxshard_magic.report import MeshInfo
-from jaxshard_magic.report.choice import Choice, SearchCandidate
+from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.views.choice import decision_tree
-from jaxshard_magic.views.choice.text import about, not_compiled_groups, notes, others_title, run_commands
 from jaxshard_magic.views.comparison import chart, data, html
+from jaxshard_magic.views.document.parts import Candidate
 from jaxshard_magic.views.format import count_text, printable
 from jaxshard_magic.views.html_document import document
 from jaxshard_magic.views.html_tags import axis, cell, escaped, join_nonempty, row, section, small
+from jaxshard_magic.views.sections.choice import about, not_compiled_groups, notes, others_title, run_commands
 from jaxshard_magic.views.words import choice as phrases
 
 MOST_ROWS = 40  # candidates that were not compiled, at most
@@ -52,12 +51,13 @@ def _others_table(choice: Choice) -> str:
     The table is folded, unless nothing was compiled at all.
     """
     mesh, rows = axes_of(choice), list[str]()
-    for fate, by_reason, omitted in not_compiled_groups(choice, MOST_ROWS):
-        rows.append(_whole(f"<b>{escaped(fate)}</b>"))
-        for candidates, why in by_reason:
-            rows += _rows(candidates, why, mesh)
-        if omitted:
-            rows.append(_whole(f"<small>and {count_text(omitted)} more</small>"))
+    for part in not_compiled_groups(choice, MOST_ROWS):
+        rows.append(_whole(f"<b>{escaped(part.outcome)}</b>"))
+        for candidates, why in part.by_reason:
+            rows += [_row(each, mesh) for each in candidates]
+            rows += [_whole(f"<small>{decision_tree.wrapping_html(why)}</small>")] * bool(why)
+        if part.omitted:
+            rows.append(_whole(f"<small>and {count_text(part.omitted)} more</small>"))
     if not rows:
         return ""
     heads = row(cell(name, align, "th", f' width="{width}"') for name, align, width in _HEADS)
@@ -84,24 +84,13 @@ def axes_of(choice: Choice) -> MeshInfo:
     return MeshInfo(axes, "", "", "", (), 1)
 
 
-def _rows(candidates: Sequence[SearchCandidate], why: str, mesh: MeshInfo) -> list[str]:
-    """Return a row for each candidate, and below them the reason they share."""
-    return [
-        *(_row(each, mesh) for each in candidates),
-        *([_whole(f"<small>{decision_tree.wrapping_html(why)}</small>")] if why else []),
-    ]
-
-
-def _row(candidate: SearchCandidate, mesh: MeshInfo) -> str:
+def _row(one: Candidate, mesh: MeshInfo) -> str:
     """Return the row of one candidate."""
-    needs, arrays = phrases.needs_text(candidate)
-    options = phrases.candidate_options(candidate)
-    name = f"<b>{decision_tree.wrapping_html(candidate.strategy)}</b>" + (
-        f" {decision_tree.wrapping_html(options)}" if options else ""
-    )
-    on = " ".join(_sized(name, size, mesh) for name, size in candidate.mesh.items())
-    more = f"<br><small>{arrays}</small>" if arrays else ""
-    columns = (f"<code>{name}</code>", f"<code>{on}</code>", phrases.bound_text(candidate), needs + more)
+    options = f" {decision_tree.wrapping_html(one.options)}" if one.options else ""
+    name = f"<b>{decision_tree.wrapping_html(one.strategy)}</b>{options}"
+    on = " ".join(_sized(name, size, mesh) for name, size in one.mesh.items())
+    arrays = f"<br><small>{one.arrays}</small>" if one.arrays else ""
+    columns = (f"<code>{name}</code>", f"<code>{on}</code>", one.bound, one.needs + arrays)
     top = ' valign="top"'
     return row(cell(told, align, more=top) for told, (_, align, _) in zip(columns, _HEADS, strict=True))
 

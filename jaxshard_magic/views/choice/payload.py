@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxshard_magic.report.choice import Choice, SearchCandidate
+from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.choice.html import MOST_ROWS, axes_of
-from jaxshard_magic.views.choice.text import about, not_compiled_groups, notes, others_title, run_commands
 from jaxshard_magic.views.comparison import payload as comparison
+from jaxshard_magic.views.document.parts import Candidate
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.payload_encoding import compressed, span_pairs
+from jaxshard_magic.views.sections.choice import about, not_compiled_groups, notes, others_title, run_commands
 from jaxshard_magic.views.words import choice as phrases
 
 
@@ -38,8 +39,12 @@ def payload(choice: Choice) -> dict[str, Any]:
             "path_title": decision_tree.TITLE,
             "agreement": printable(phrases.agreement(choice)),
             "others": [
-                [printable(fate), [[[_row(c, index) for c in group], printable(why)] for group, why in alike], left]
-                for fate, alike, left in not_compiled_groups(choice, MOST_ROWS)
+                [
+                    printable(part.outcome),
+                    [[[_row(one, index) for one in group], printable(why)] for group, why in part.by_reason],
+                    part.omitted,
+                ]
+                for part in not_compiled_groups(choice, MOST_ROWS)
             ],
             "others_title": others_title(choice),
             "others_open": choice.source == "planned",
@@ -58,14 +63,13 @@ def _question(node: decision_tree.QuestionNode) -> dict[str, Any]:
     }
 
 
-def _row(candidate: SearchCandidate, index: Mapping[str, int]) -> dict[str, Any]:
+def _row(one: Candidate, index: Mapping[str, int]) -> dict[str, Any]:
     """Return the data of one candidate that was not compiled."""
-    needs, arrays = phrases.needs_text(candidate)
     return {
-        "name": printable(candidate.strategy),
-        "more": printable(phrases.candidate_options(candidate)),
-        "mesh": [[index[printable(axis)], size] for axis, size in candidate.mesh.items()],
-        "bound": phrases.bound_text(candidate),
-        "needs": needs,
-        "arrays": arrays,
+        "name": printable(one.strategy),
+        "more": printable(one.options),
+        "mesh": [[index[printable(axis)], size] for axis, size in one.mesh.items()],
+        "bound": one.bound,
+        "needs": one.needs,
+        "arrays": one.arrays,
     }

@@ -7,7 +7,7 @@ from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.views import words
-from jaxshard_magic.views.format import BYTE_UNITS, significant
+from jaxshard_magic.views.format import BYTE_UNITS, UNKNOWN, printable, significant
 
 MOST_SENT = 4  # columns of bytes, at most
 SEEN = 0.001  # share of a trial's bytes: combinations of axes below it have no column
@@ -75,6 +75,14 @@ class SentColumns:
         if 0 < value < 0.01:
             return "<0.01"
         return f"{round(value):,}" if value >= 999.5 else significant(value) if value else "0"
+
+    def all_text(self, trial: Trial) -> str:
+        """Return the bytes of a trial over each axis, without the unit: `data 473 model 288`."""
+        if trial.sent is None:
+            return UNKNOWN
+        over = zip(self.names, self.bytes_of(trial), strict=True)
+        told = (f"{printable(column_title(name))} {self.text(size)}" for name, size in over if size is not None)
+        return " ".join(told) or "nothing"
 
 
 def sent_columns(comparison: Comparison) -> SentColumns:

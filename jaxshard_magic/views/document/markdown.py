@@ -9,33 +9,10 @@ Footguns:
 import re
 from collections.abc import Iterable, Sequence
 
+from jaxshard_magic.report.choice import Question
 from jaxshard_magic.report.parts import mesh_text
-from jaxshard_magic.views.document.parts import (
-    MARKDOWN,
-    AnyCell,
-    Breakdown,
-    Cell,
-    CodeCell,
-    Commands,
-    CurveCell,
-    Document,
-    Header,
-    Hints,
-    KeyFigures,
-    Lanes,
-    Leaves,
-    ListCell,
-    MemoryBars,
-    Notes,
-    Paragraph,
-    Part,
-    RowFigure,
-    Section,
-    Table,
-    Words,
-    plain,
-    spans,
-)
+from jaxshard_magic.views.choice import decision_tree
+from jaxshard_magic.views.document import parts as doc
 from jaxshard_magic.views.document.text import row_drawing
 from jaxshard_magic.views.format import count_text, device_text, printable
 from jaxshard_magic.views.source_lines import code_text
@@ -49,59 +26,65 @@ _ORDERED = re.compile(r"(\d+)([.)])(?=\s|$)")
 _BACKTICKS = re.compile("`+")
 
 
-def to_markdown(document: Document) -> str:
-    """Return a document as Markdown."""
-    return "\n\n".join(block for part in document.parts for block in _blocks(part)) + "\n"
+def to_markdown(parts: Iterable[doc.Part | doc.ChoicePart]) -> str:
+    """Return the parts of a document as Markdown."""
+    return "\n\n".join(block for part in parts for block in _blocks(part)) + "\n"
 
 
-def _blocks(part: Part) -> list[str]:
+def _blocks(part: doc.Part | doc.ChoicePart) -> list[str]:
     """Return the paragraphs, tables and lists of a part."""
     match part:
-        case Section():
+        case doc.Section():
             return _section(part)
-        case Header():
+        case doc.Header():
             return _header(part)
-        case Paragraph(words, sign):
+        case doc.Paragraph(words, sign):
             return [f"{f'**{sign.capitalize()}:** ' if sign else ''}{_start(_words(words))}"] if words else []
-        case Notes(lines, _, shows):
-            return [_start(_words(line)) for line in lines] if MARKDOWN in shows else []
-        case KeyFigures(figures, _):
+        case doc.Notes(lines, _, shows):
+            return [_start(_words(line)) for line in lines] if doc.MARKDOWN in shows else []
+        case doc.KeyFigures(figures, _):
             rows = [[_escaped(f.label), f"**{_escaped(f.value)}**", _escaped(f.note)] for f in figures]
             return [_grid(["", "", ""], ["left", "right", "left"], rows)]
-        case Hints():
+        case doc.Hints():
             return _hints(part)
-        case Table():
+        case doc.Table():
             return [f"**{_escaped(part.title)}**"] * bool(part.title) + [_table(part)]
-        case Breakdown():
+        case doc.Breakdown():
             return _breakdown(part)
-        case MemoryBars():
+        case doc.MemoryBars():
             return _memory(part)
-        case RowFigure():
-            return _figure(part) if MARKDOWN in part.shows else []
-        case Lanes(pipeline):
+        case doc.RowFigure():
+            return _figure(part) if doc.MARKDOWN in part.shows else []
+        case doc.Lanes(pipeline):
             return [_fenced(grid(pipeline, LANES))]
-        case Leaves():
+        case doc.RecordedLanes() | doc.Charts():
+            return []
+        case doc.Leaves():
             return _leaves(part)
-        case Commands(lead, lines):
+        case doc.DecisionPath(path):
+            return _decision_path(path)
+        case doc.Candidates():
+            return _candidates(part)
+        case doc.Commands(lead, lines):
             return [_start(_escaped(lead)), _fenced(lines)]
 
 
-def _section(part: Section) -> list[str]:
-    if MARKDOWN not in part.shows:
+def _section(part: doc.Section) -> list[str]:
+    if doc.MARKDOWN not in part.shows:
         return []
-    title, _, rest = plain(part.heading(MARKDOWN)).rstrip(".").partition(": ")
+    title, _, rest = doc.plain(part.heading(doc.MARKDOWN)).rstrip(".").partition(": ")
     lead = " ".join(_escaped(line) for line in (f"{sentence_case(rest)}." if rest else "", *part.about) if line)
     head = [f"### {_escaped(title)}"] * bool(title) + [_start(lead)] * bool(lead)
     return [*head, *(block for one in part.parts for block in _blocks(one))]
 
 
-def _header(part: Header) -> list[str]:
+def _header(part: doc.Header) -> list[str]:
     typed = f" {_code(part.typed)}" if part.typed else ""
     facts = (_code(mesh_text(part.mesh)) if part.mesh else "", _escaped(part.devices[1]), _escaped(part.name))
     return [f"## {_escaped(part.subject)}{typed}", _start(" \u00b7 ".join(filter(None, facts)))]
 
 
-def _hints(part: Hints) -> list[str]:
+def _hints(part: doc.Hints) -> list[str]:
     items = []
     for hint in part.hints:
         item = f"- **{_escaped(hint.level)}:** {_escaped(hint.message)}"
@@ -112,14 +95,14 @@ def _hints(part: Hints) -> list[str]:
     return ["\n".join(shown), *([f"{count_text(len(rest))} more:", "\n".join(rest)] if rest else [])]
 
 
-def _breakdown(part: Breakdown) -> list[str]:
+def _breakdown(part: doc.Breakdown) -> list[str]:
     rows = [[_escaped(p.kind), _code(p.over, table=True), _escaped(p.time), _escaped(p.share_text)] for p in part.parts]
     table = _grid(["part", "over", "time", "share"], ["left", "left", "right", "right"], rows)
     more = [f"{count_text(part.omitted)} more take {_escaped(part.omitted_text)}."] if part.omitted else []
     return [f"**{part.subject}, {_escaped(part.total)}**", table, *more]
 
 
-def _memory(part: MemoryBars) -> list[str]:
+def _memory(part: doc.MemoryBars) -> list[str]:
     heads = ["", *part.rows[0].roles, "peak", *["measured peak"] * part.measured]
     rows = []
     for row in part.rows:
@@ -132,27 +115,60 @@ def _memory(part: MemoryBars) -> list[str]:
     return [_grid(heads, ["left", *["right"] * (len(heads) - 1)], rows), *more]
 
 
-def _figure(part: RowFigure) -> list[str]:
+def _figure(part: doc.RowFigure) -> list[str]:
     rows = [[_escaped(row.name), row_drawing(row), _escaped(row.text)] for row in part.rows]
     return [_start(_escaped(part.lead)), *([_grid(["", "", ""], ["left"] * 3, rows)] if rows else [])]
 
 
-def _leaves(part: Leaves) -> list[str]:
+def _leaves(part: doc.Leaves) -> list[str]:
     items = [f"- {_code(path)} {_escaped(amount)}".rstrip() for path, amount in part.leaves[: part.most]]
     left = len(part.leaves) - part.most
     items += [f"- and {count_text(left)} more"] * (left > 0)
     return [_start(_escaped(part.sentence)), *(["\n".join(items)] if items else [])]
 
 
-def _table(part: Table) -> str:
-    shown = [i for i, c in enumerate(part.columns) if MARKDOWN in c.shows]
-    heads = [_escaped(part.columns[i].heading(MARKDOWN)) for i in shown]
+def _decision_path(path: Sequence[Question]) -> list[str]:
+    """Return the questions as a list, with the way taken in bold."""
+    items = []
+    for each in decision_tree.nodes(path):
+        items.append(f"- {_emphasised(each.question.asks, each.emphasis)}")
+        figures = decision_tree.figures_text(each.question)
+        items += [f"  - {_start(_escaped(figures))}"] * bool(figures)
+        for branch in each.branches:
+            answer = f"{branch.answer}: {branch.leaf or decision_tree.NEXT}"
+            items.append(f"  - {_emphasised(answer, branch.emphasis)}")
+    return [f"### {_escaped(decision_tree.TITLE)}", "\n".join(items)]
+
+
+def _emphasised(text: str, emphasis: str) -> str:
+    if emphasis == decision_tree.STRONG:
+        return f"**{_escaped(text)}**"
+    return f"{_escaped(text)} (not known)" if emphasis == decision_tree.UNSURE else _escaped(text)
+
+
+def _candidates(part: doc.Candidates) -> list[str]:
+    rows = []
+    for candidates, why in part.by_reason:
+        for i, one in enumerate(candidates):
+            name = _code(f"{one.strategy} {one.options}".rstrip(), table=True)
+            mesh = _code(mesh_text(one.mesh), table=True)
+            # Candidates with one reason stand together: it is given once.
+            rows.append([name, mesh, _escaped(one.bound), _escaped(one.needs), _escaped(why) if i == 0 else ""])
+    table = _grid(["strategy", "mesh", "at least", "needs about", "why"], ["", "", "right", "right", ""], rows)
+    more = [f"And {count_text(part.omitted)} more."] if part.omitted else []
+    return [_start(_escaped(f"{part.outcome}:")), *([table] if rows else []), *more]
+
+
+def _table(part: doc.Table) -> str:
+    shown = [i for i, c in enumerate(part.columns) if doc.MARKDOWN in c.shows]
+    heads = [_escaped(part.columns[i].heading(doc.MARKDOWN)) for i in shown]
     rows = []
     for row in part.rows:
         cells = [_cell(row.cells[i]) for i in shown]
+        cells[0] = f"\\* {cells[0]}" if row.front else cells[0]
         if row.below and (row.warn or row.always):
             # A table has no lines of its own below a row.
-            cells[0] += f"<br>{_escaped(row.below)}"
+            cells[0] += f"<br>{_words(row.below, table=True)}"
         rows.append(cells)
     return _grid(heads, [part.columns[i].align for i in shown], rows)
 
@@ -169,29 +185,31 @@ def _grid(heads: Sequence[str], aligns: Sequence[str], rows: Iterable[Sequence[s
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, tuple(rule), *rows))
 
 
-def _cell(cell: AnyCell) -> str:
+def _cell(cell: doc.AnyCell) -> str:
     match cell:
-        case Cell(words, more, _, code):
-            text = _code(plain(words), table=True) if code else _words(words, table=True)
+        case doc.Cell(words, more, _, code):
+            text = _code(doc.plain(words), table=True) if code else _words(words, table=True)
             return f"{text} {_words(more, table=True)}" if more else text
-        case CodeCell(text, callers, instead):
+        case doc.CodeCell(text, callers, instead):
             return _escaped(instead) if instead else _code(code_text(text, callers, SOURCE), table=True)
-        case ListCell(items):
+        case doc.TimeCell(text):
+            return _escaped(text)
+        case doc.ListCell(items):
             return ", ".join(_words(words, True) + (f" ({_escaped(job)})" if job else "") for words, job in items)
-        case CurveCell(curve, scaled) if (scale := chart.scale_of(scaled)) is not None:
+        case doc.CurveCell(curve, scaled) if (scale := chart.scale_of(scaled)) is not None:
             return chart.blocks(curve, scale, max(c.step[-1] for c in scaled), BLOCKS)
         case _:
             return ""
 
 
-def _words(words: Words, table: bool = False) -> str:
+def _words(words: doc.Words, table: bool = False) -> str:
     """Return words as Markdown.
 
     Args:
         words: Words.
         table: Whether they stand in a table.
     """
-    return "".join(_span(span, table) for span in _joined(spans(words)))
+    return "".join(_span(span, table) for span in _joined(doc.spans(words)))
 
 
 def _joined(parts: Iterable[Span]) -> Iterable[Span]:

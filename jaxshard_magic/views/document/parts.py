@@ -5,11 +5,12 @@ are marked as such. A lowering (`document.text`, `document.markdown`, `document.
 what is left out for lack of room.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from jaxshard_magic.report import Leaf, Pipeline
-from jaxshard_magic.report.metrics import Curve
+from jaxshard_magic.report import Leaf, Measured, Pipeline
+from jaxshard_magic.report.choice import Question
+from jaxshard_magic.report.metrics import Curve, Metrics
 from jaxshard_magic.views.device_memory import DeviceGroup
 from jaxshard_magic.views.figure_marks import Mark
 from jaxshard_magic.views.words import Span
@@ -17,6 +18,7 @@ from jaxshard_magic.views.words.key_figures import KeyFigure
 
 TEXT, HTML, MARKDOWN = "text", "html", "markdown"
 EVERYWHERE = frozenset((TEXT, HTML, MARKDOWN))
+TERMINAL, PAGES = frozenset((TEXT,)), frozenset((HTML, MARKDOWN))  # where room is scarce, and where it is not
 FLAT, TALL = 10, 34  # px: height of a row of positions, and of a row of bars
 
 Words = str | Sequence[Span]  # a string is words of this package
@@ -175,7 +177,7 @@ class CodeCell:
         text: Code; None if unknown.
         callers: Calling lines as a comment.
         instead: Words instead of code; empty for a known line.
-        more: Small print.
+        more: Small print below, in HTML.
     """
 
     text: str | None
@@ -202,10 +204,25 @@ class BarCell:
     Attributes:
         parts: Parts of the bar, from the left.
         share: Length of the whole bar in a terminal, 0 to 1.
+        width: Width of the whole bar in px.
     """
 
     parts: tuple[BarPart, ...]
     share: float
+    width: int
+
+
+@dataclass(frozen=True)
+class TimeCell:
+    """Cell with a time, and a bar of its parts where there is room.
+
+    Attributes:
+        text: Time with its unit.
+        parts: (letter of the kind of time, length from 0 to 1) pairs.
+    """
+
+    text: str
+    parts: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -232,7 +249,7 @@ class LeafCell:
     leaf: Leaf
 
 
-AnyCell = Cell | CodeCell | ListCell | BarCell | CurveCell | LeafCell
+AnyCell = Cell | CodeCell | ListCell | BarCell | TimeCell | CurveCell | LeafCell
 
 
 @dataclass(frozen=True)
@@ -250,6 +267,7 @@ class Column:
         wide: Width of a terminal below which the column is left out.
         more: Columns of a terminal for small print behind each cell, at least; None leaves it out.
         more_alone: Width of a terminal below which small print replaces the words.
+        joint: Signs between words and small print in a terminal.
         shows: Forms of the document with this column.
     """
 
@@ -263,6 +281,7 @@ class Column:
     wide: int = 0
     more: int | None = None
     more_alone: int = 0
+    joint: str = " "
     shows: frozenset[str] = EVERYWHERE
 
     def heading(self, form: str) -> str:
@@ -276,15 +295,17 @@ class Row:
 
     Attributes:
         cells: A cell for each column.
-        below: Sentence below the row.
+        below: Sentence below the row; in HTML below its name.
         warn: Whether something is wrong with the row.
         always: Whether the sentence is shown in a terminal as well, though nothing is wrong.
+        front: Whether the row has a star in front.
     """
 
     cells: tuple[AnyCell, ...]
-    below: str = ""
+    below: Words = ""
     warn: bool = False
     always: bool = False
+    front: bool = False
 
 
 @dataclass(frozen=True)
@@ -296,12 +317,15 @@ class Table:
         rows: Rows.
         title: Words above the first columns in a terminal, whose headings are empty.
         stacks: Whether the second column goes below the first in a narrow terminal.
+        second: First column of those that have a table of their own, beside the first column, in a narrow terminal; 0
+            for none.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     title: str = ""
     stacks: bool = False
+    second: int = 0
 
 
 @dataclass(frozen=True)
@@ -463,6 +487,28 @@ class Lanes:
 
 
 @dataclass(frozen=True)
+class RecordedLanes:
+    """One recorded step, a lane for each device; in HTML alone.
+
+    Attributes:
+        measured: Time breakdown with lanes.
+    """
+
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Curves over the steps of a run, a chart each; in HTML alone.
+
+    Attributes:
+        metrics: Metrics of the run.
+    """
+
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
 class Leaves:
     """Sentence about some leaves.
 
@@ -475,6 +521,53 @@ class Leaves:
     sentence: str
     leaves: tuple[tuple[str, str], ...] = ()
     most: int = 12
+
+
+@dataclass(frozen=True)
+class DecisionPath:
+    """Questions of the usual decision path, with the answers for this step.
+
+    Attributes:
+        path: Questions in order.
+    """
+
+    path: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Candidate of a search.
+
+    Attributes:
+        strategy: Strategy.
+        options: Options as typed.
+        mesh: Size of each mesh axis.
+        bound: Lower bound of the step time.
+        needs: Bytes needed on the fullest device.
+        arrays: Bytes of its arrays alone; empty if unknown.
+    """
+
+    strategy: str
+    options: str
+    mesh: Mapping[str, int]
+    bound: str
+    needs: str
+    arrays: str
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of a search with one outcome.
+
+    Attributes:
+        outcome: Outcome in words.
+        by_reason: Candidates with one reason, and the reason.
+        omitted: Number of omitted candidates.
+    """
+
+    outcome: str
+    by_reason: tuple[tuple[tuple[Candidate, ...], str], ...]
+    omitted: int
 
 
 @dataclass(frozen=True)
@@ -524,18 +617,10 @@ Part = (
     | MemoryBars
     | RowFigure
     | Lanes
+    | RecordedLanes
+    | Charts
     | Leaves
     | Commands
     | Section
 )
-
-
-@dataclass(frozen=True)
-class Document:
-    """Document.
-
-    Attributes:
-        parts: Parts in order.
-    """
-
-    parts: tuple[Part, ...] = field(default=())
+ChoicePart = DecisionPath | Candidates  # parts whose HTML is that of a choice, `choice/html`

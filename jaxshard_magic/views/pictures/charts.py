@@ -10,7 +10,7 @@ from jaxshard_magic.views import schedule_charts, words
 from jaxshard_magic.views import schedule_comparison as compared
 from jaxshard_magic.views.comparison import chart
 from jaxshard_magic.views.measured import data as spent
-from jaxshard_magic.views.measured.html import lane_drawing
+from jaxshard_magic.views.measured.lanes import lane_drawing
 from jaxshard_magic.views.pictures.sheet import SMALL, Sheet
 from jaxshard_magic.views.timeline import data, svg
 from jaxshard_magic.views.training import chart as curve_chart

@@ -4,39 +4,26 @@ from dataclasses import replace
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import leaf_rows, words
-from jaxshard_magic.views.document.parts import (
-    HTML,
-    MARKDOWN,
-    TEXT,
-    Cell,
-    Column,
-    LeafCell,
-    Notes,
-    Part,
-    Row,
-    Section,
-    Table,
-)
+from jaxshard_magic.views.document import parts as doc
 from jaxshard_magic.views.experts_positions.figures import layout_figures, ring_figures, ring_memory_lines
 from jaxshard_magic.views.format import byte_text, count_text, submesh_parts, type_parts
 from jaxshard_magic.views.words import Span
+from jaxshard_magic.views.words.spans import strong
 
-TEXT_ONLY, LONG_FORMS = frozenset((TEXT,)), frozenset((HTML, MARKDOWN))
 
-
-def experts_positions(report: Report) -> list[Part]:
+def experts_positions(report: Report) -> list[doc.Part]:
     """Return the section on experts and positions; nothing if neither is sharded."""
     figures = layout_figures(report)
     if not figures:
         return []
     titles = ["Experts"] * bool(report.experts)
     titles += ["positions" if report.experts else "Positions"] * bool(report.positions)
-    rings = (replace(figure, shows=TEXT_ONLY) for figure in ring_figures(report))
-    memory = Notes(tuple(ring_memory_lines(report)), below=False, shows=TEXT_ONLY)
-    return [Section(" and ".join(titles), (*figures, *rings, memory), short="")]
+    rings = (replace(figure, shows=doc.TERMINAL) for figure in ring_figures(report))
+    memory = doc.Notes(tuple(ring_memory_lines(report)), below=False, shows=doc.TERMINAL)
+    return [doc.Section(" and ".join(titles), (*figures, *rings, memory), short="")]
 
 
-def layout(report: Report, largest: int | None = 8) -> list[Part]:
+def layout(report: Report, largest: int | None = 8) -> list[doc.Part]:
     """Return the leaves; nothing without leaves.
 
     Args:
@@ -53,27 +40,33 @@ def layout(report: Report, largest: int | None = 8) -> list[Part]:
     first = "the first of its devices" if parted else "the first device"
     shaded = f"shaded: what {first} holds; a second sheet: a copy elsewhere"
     columns = (
-        Column("", shows=frozenset((HTML,))),
-        Column("leaf", "wrap"),
-        Column("type", more=0),
-        Column("per device", "right"),
+        doc.Column("", shows=frozenset((doc.HTML,))),
+        doc.Column("leaf", "wrap"),
+        doc.Column("type", more=0),
+        doc.Column("per device", "right"),
     )
-    table = Table(columns, tuple(_row(r, largest) for r in listing.rows), f"Leaves, {listing.heading}", stacks=True)
+    table = doc.Table(columns, tuple(_row(r, largest) for r in listing.rows), f"Leaves, {listing.heading}", stacks=True)
     every = len(listing.rows) == listing.leaf_count
     more = () if every else ('to_text(leaves="all") lists every leaf',)
     sentences = [f"{words.sentence_case(line)}." for line in (listing.heading, *listing.notes)]
     notes = (
-        Notes((*listing.notes, *more), shows=TEXT_ONLY),
-        Notes(tuple(sentences[1:]), shows=frozenset((MARKDOWN,))),
-        Notes((" ".join((*sentences, f"{words.sentence_case(shaded)}.")),), shows=frozenset((HTML,))),
+        doc.Notes((*listing.notes, *more), shows=doc.TERMINAL),
+        doc.Notes(tuple(sentences[1:]), shows=frozenset((doc.MARKDOWN,))),
+        doc.Notes((" ".join((*sentences, f"{words.sentence_case(shaded)}.")),), shows=frozenset((doc.HTML,))),
     )
-    return [Section(f"Layout: {sizes} {per}" if sizes else "Layout", (table, *notes), short="")]
+    return [doc.Section(f"Layout: {sizes} {per}" if sizes else "Layout", (table, *notes), short="")]
 
 
-def _row(r: leaf_rows.LeafRow, largest: int | None) -> Row:
+def _row(r: leaf_rows.LeafRow, largest: int | None) -> doc.Row:
     path = (Span(r.path, "code"), *([Span(count_text(r.members), "times")] * (r.members > 1)))
     kind = [Span(text, "axis" if axis else "code") for text, axis in type_parts(r.leaf)]
     place = [Span(text, "axis" if axis else "name") for text, axis in submesh_parts(r.leaves)]
-    why = ": ".join(filter(None, [leaf_rows.unsharded_text(r), r.leaf.why]))
-    cells = (LeafCell(r.leaf), Cell(path), Cell(kind, place, code=True), Cell(byte_text(r.bytes_per_device)))
-    return Row(cells, why, bool(r.leaf.wanted), largest is None)
+    not_cut, why = leaf_rows.unsharded_text(r), r.leaf.why
+    below = (*([strong(not_cut)] * bool(not_cut)), Span(": " * bool(not_cut and why) + why))
+    cells = (
+        doc.LeafCell(r.leaf),
+        doc.Cell(path),
+        doc.Cell(kind, place, code=True),
+        doc.Cell(byte_text(r.bytes_per_device)),
+    )
+    return doc.Row(cells, below if not_cut or why else (), bool(r.leaf.wanted), largest is None)

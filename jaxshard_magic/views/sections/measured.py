@@ -4,67 +4,66 @@ from collections.abc import Sequence
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import words
-from jaxshard_magic.views.document.parts import (
-    Cell,
-    CodeCell,
-    Column,
-    Notes,
-    Part,
-    Row,
-    Section,
-    Table,
-    names,
-)
+from jaxshard_magic.views.document import parts as doc
 from jaxshard_magic.views.format import UNKNOWN, count_text, share_text
 from jaxshard_magic.views.measured import data
 
-LINES, DEVICES = 12, 8  # in a terminal
+LINES, PAGE_LINES, DEVICES = 12, 40, 8
 LEAST_SOURCE = 16  # columns of code in a terminal, at least
 _LEFT = ("phase", "collective", "over")
 _LESS = ("compute", "waiting", "moving", "of step")  # figures that a narrow terminal leaves out, the first one first
 
 
-def measured(report: Report, lines: int = LINES, devices: int = DEVICES) -> list[Part]:
+def measured(report: Report, *, page: bool = False) -> list[doc.Part]:
     """Return the section on measured times; nothing without a measurement.
 
     Args:
         report: Report.
-        lines: Number of lines of code to list.
-        devices: Number of devices to list.
+        page: Whether there is room for more lines of code, and for all listed devices.
     """
     m = report.measured
     if m is None:
         return []
     about = (words.sentence_case(words.measured_about(m)), *words.measured_notes(report))
     heads, rows = data.devices(m)
-    left = m.of_devices - min(devices, len(rows))
-    more = Notes((f"{count_text(left)} more devices",) if left else ())
+    shown = rows if page else rows[:DEVICES] * (len(rows) > 1)
+    left = m.of_devices - len(shown)
+    more = doc.Notes((f"{count_text(left)} more devices",) if left and not page else ())
     parts = [
-        *_lines(report, lines),
+        doc.RecordedLanes(m),
+        *_lines(report, PAGE_LINES if page else LINES),
         *_figures(*data.collectives(report), ("links carry", "on the links, predicted", "waiting")),
-        *(_figures(heads, rows[:devices], ("hidden", "idle"), more) if len(rows) > 1 else []),
+        *_figures(heads, shown, ("hidden", "idle"), more),
     ]
-    return [Section(words.measured_lead(m), tuple(parts), about)]
+    return [doc.Section(words.measured_lead(m), tuple(parts), about)]
 
 
-def _lines(report: Report, most: int) -> list[Part]:
+def _lines(report: Report, most: int) -> list[doc.Part]:
     every = data.rows(report)
     shown, rest = every[:most], every[most:]
     if not shown:
         return []
-    heads = data.heads(shown)
-    columns = [Column("line", "right", "", most=1 / 5), Column("source", "wrap", "", least=LEAST_SOURCE)]
-    columns += [Column(head, _align(head), drop=_LESS.index(head) + 1 if head in _LESS else 0) for head in heads]
-    rows = (
-        Row((Cell(names(row.name)), CodeCell(row.text, row.callers), *(Cell(row.figures[h] or UNKNOWN) for h in heads)))
-        for row in shown
-    )
+    heads, longest = data.heads(shown), max(row.share for row in shown) or 1.0
+    columns = [doc.Column("line", "right", "", most=1 / 5), doc.Column("source", "wrap", "", least=LEAST_SOURCE)]
+    for head in heads:
+        shows = doc.EVERYWHERE if head in ("measured", "predicted") else doc.EVERYWHERE - {doc.HTML}
+        columns.append(doc.Column(head, _align(head), drop=_LESS.index(head) + 1 if head in _LESS else 0, shows=shows))
+    rows = []
+    for row in shown:
+        figures = row.figures
+        kinds = (f"{name} {figures[name]}" for name in ("compute", "moving", "waiting") if figures[name])
+        source = doc.CodeCell(row.text, row.callers, more=f"{figures['phase']}: {', '.join(kinds)}")
+        bar = tuple((kind, share / longest) for kind, share in data.parts(row))
+        cells = (doc.TimeCell(figures[h], bar) if h == "measured" else doc.Cell(figures[h] or UNKNOWN) for h in heads)
+        rows.append(doc.Row((doc.Cell(doc.names(row.name)), source, *cells)))
     left = share_text(sum(row.share for row in rest))
-    notes = Notes((f"{count_text(len(rest))} more take {left} of the step",) if rest else ())
-    return [Section("", (Table(tuple(columns), tuple(rows), "Lines by measured time"), notes))]
+    notes = doc.Notes((f"{count_text(len(rest))} more take {left} of the step",) if rest else ())
+    return [doc.Section("", (doc.Table(tuple(columns), tuple(rows), "Lines by measured time"), notes))]
 
 
-def _figures(heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], *below: Notes) -> list[Part]:
+def _figures(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], *below: doc.Notes
+) -> list[doc.Part]:
     """Return a table of figures set apart.
 
     Args:
@@ -75,9 +74,9 @@ def _figures(heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence
     """
     if not rows:
         return []
-    columns = (Column(head, _align(head), drop=less.index(head) + 1 if head in less else 0) for head in heads)
-    cells = (Row(tuple(map(Cell, row))) for row in rows)
-    return [Section("", (Table(tuple(columns), tuple(cells)), *below))]
+    columns = (doc.Column(head, _align(head), drop=less.index(head) + 1 if head in less else 0) for head in heads)
+    cells = (doc.Row(tuple(map(doc.Cell, row))) for row in rows)
+    return [doc.Section("", (doc.Table(tuple(columns), tuple(cells)), *below))]
 
 
 def _align(head: str) -> str:

@@ -3,47 +3,43 @@
 from jaxshard_magic.report import Memory, Report
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.device_stages import DeviceStages, stages
-from jaxshard_magic.views.document.parts import (
-    HTML,
-    MARKDOWN,
-    Cell,
-    Column,
-    MemoryBars,
-    MemoryRow,
-    Notes,
-    Part,
-    Row,
-    Section,
-    Table,
-    names,
-)
+from jaxshard_magic.views.document import parts as doc
 from jaxshard_magic.views.experts_positions.figures import ring_memory_lines
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text
 from jaxshard_magic.views.source_lines import short_line
+from jaxshard_magic.views.terminal import shorten
 
 GROUPS = 8
 BUFFERS = 5  # in a terminal
+LONG = 48  # letters of a buffer's name, at most
 LEAST_WHAT = 12  # columns of a buffer's name and purpose in a terminal, at least
 
 
-def memory(report: Report, buffers: int | None = BUFFERS) -> list[Part]:
+def memory(report: Report, *, page: bool = False) -> list[doc.Part]:
     """Return the section on memory; nothing if nothing is known about memory.
 
     Args:
         report: Report.
-        buffers: Number of buffers to list; None for all.
+        page: Whether there is room for all listed buffers.
     """
     known, stage_map = report.memory, stages(report)
     if known is None or not known.per_device:
         return []
     measured = words.measured_text(known)
     title = "; ".join(filter(None, (words.memory_sentence(known, stage_map.devices_text), measured)))
-    parts: list[Part] = [_bars(known, stage_map), Notes((measured,) if measured else (), shows=frozenset(("text",)))]
-    parts += [Notes(tuple(ring_memory_lines(report)), shows=frozenset((HTML, MARKDOWN)))]
-    return [Section(f"Memory: {title}", (*parts, *_buffers(known, buffers)), short="Memory per device")]
+    parts: list[doc.Part] = [
+        _bars(known, stage_map),
+        doc.Notes((measured,) if measured else (), shows=doc.TERMINAL),
+    ]
+    parts += [doc.Notes(tuple(ring_memory_lines(report)), shows=doc.PAGES)]
+    return [
+        doc.Section(
+            f"Memory: {title}", (*parts, *_buffers(known, None if page else BUFFERS)), short="Memory per device"
+        )
+    ]
 
 
-def _bars(memory: Memory, stage_map: DeviceStages) -> MemoryBars:
+def _bars(memory: Memory, stage_map: DeviceStages) -> doc.MemoryBars:
     groups, most = device_memory.groups(memory), device_memory.limit(memory)
     roles = [
         role
@@ -54,7 +50,7 @@ def _bars(memory: Memory, stage_map: DeviceStages) -> MemoryBars:
     for group in groups[:GROUPS]:
         d, measured = group.fullest, device_memory.highest_measured(memory, group.devices)
         rows.append(
-            MemoryRow(
+            doc.MemoryRow(
                 group,
                 stage_map.stage_text(group.devices),
                 {role: byte_text(getattr(d, role)) for role in roles},
@@ -70,7 +66,7 @@ def _bars(memory: Memory, stage_map: DeviceStages) -> MemoryBars:
     full, on_scale = device_memory.scale(memory)
     left = sum(len(group.devices) for group in groups[GROUPS:])
     note = words.scale_note(memory)
-    return MemoryBars(
+    return doc.MemoryBars(
         tuple(rows),
         {role: byte_text(getattr(groups[0].fullest, role)) for role in drawn},
         full,
@@ -82,31 +78,31 @@ def _bars(memory: Memory, stage_map: DeviceStages) -> MemoryBars:
     )
 
 
-def _buffers(memory: Memory, shown: int | None) -> list[Part]:
+def _buffers(memory: Memory, shown: int | None) -> list[doc.Part]:
     """Return the largest temporaries at the peak, and the lines of code that made them."""
     buffers = (memory.buffers or ())[:shown]
     if not buffers:
         return []
     columns = (
-        Column("at the peak", "right", "size"),
-        Column("type, on one device", "left", "at the peak", most=1 / 3),
-        Column("what", "wrap", least=LEAST_WHAT),
-        Column("line", "right"),
+        doc.Column("at the peak", "right", "size"),
+        doc.Column("type, on one device", "left", "at the peak", most=1 / 3),
+        doc.Column("what", "wrap", least=LEAST_WHAT, more=0, joint=", "),
+        doc.Column("line", "right"),
     )
     rows = []
     for b in buffers:
-        about, line = words.buffer_about(b), short_line(b)
-        what = (*names(words.buffer_name(b)), *names(f", {about}" if about else ""))
+        line = short_line(b)
+        what = doc.Cell(doc.names(shorten(words.buffer_name(b), LONG)), doc.names(words.buffer_about(b)))
         rows.append(
-            Row(
+            doc.Row(
                 (
-                    Cell(byte_text(b.bytes)),
-                    Cell(words.buffer_type(b), code=True),
-                    Cell(what),
-                    Cell(names(line), short=line.partition(" from ")[0]) if line else Cell(UNKNOWN),
+                    doc.Cell(byte_text(b.bytes)),
+                    doc.Cell(words.buffer_type(b), code=True),
+                    what,
+                    doc.Cell(doc.names(line), short=line.partition(" from ")[0]) if line else doc.Cell(UNKNOWN),
                 )
             )
         )
     lead = words.buffers_lead(memory)
-    notes = Notes((lead,) if lead else (), shows=frozenset((HTML, MARKDOWN)))
-    return [notes, Table(columns, tuple(rows))]
+    notes = doc.Notes((lead,) if lead else (), shows=doc.PAGES)
+    return [notes, doc.Table(columns, tuple(rows))]
