@@ -2,6 +2,10 @@
 
 import { h } from "../shared/dom.js";
 
+/** @import { Child } from "../shared/dom.js" */
+
+/** @typedef {ReturnType<typeof colouring>} Colours */
+
 const KEYWORDS =
   "False None True and as assert async await break class continue def del elif else except finally for from global" +
   " if import in is lambda nonlocal not or pass raise return try while with yield";
@@ -25,8 +29,10 @@ const MAGIC = /^\s*(%|!)/;
  * over lines, and `quote` is what is open. `jump()` where lines are left out.
  */
 export function colouring(/** @type {string | null} */ quote = null) {
+  /** @param {string} text */
   function line(text) {
     if (quote === null && MAGIC.test(text)) return [mark("kw", text)];
+    /** @type {Child[]} */
     const found = [];
     let at = 0;
     if (quote !== null) at = closed(text, 0, found, quote);
@@ -44,7 +50,14 @@ export function colouring(/** @type {string | null} */ quote = null) {
     return [...found, text.slice(at)];
   }
 
-  /** Text from `from` on, up to the `quotes` that end it; returns where it ends. */
+  /**
+   * Text from `from` on, up to the `quotes` that end it; returns where it ends.
+   *
+   * @param {string} text
+   * @param {number} from
+   * @param {Child[]} found
+   * @param {string} quotes
+   */
   function closed(text, from, found, quotes, inside = from) {
     const end = text.indexOf(quotes, inside);
     const to = end < 0 ? text.length : end + quotes.length;
@@ -69,4 +82,8 @@ function coloured({ 0: text, groups }) {
   return mark(com ? "com" : str ? "str" : num ? "value" : "kw", text);
 }
 
+/**
+ * @param {string} kind
+ * @param {string} text
+ */
 const mark = (kind, text) => h("span", { class: `jsm-${kind}` }, text);

@@ -7,6 +7,7 @@ import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
 import { hidden, moreSent, part, WAITED, weigher } from "./lines.js";
 
+/** @import { Part } from "./lines.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
@@ -41,7 +42,7 @@ export function collectives({ rows }, mesh) {
     lined ? number("line", "Line of the code that it comes from") : null,
     lined ? h("th", { scope: "col", class: "jsm-source" }, "source") : null,
   );
-  const made = (moved) => {
+  const made = (/** @type {Part} */ moved) => {
     const [row] = moved.rows;
     return h(
       "tr",
@@ -66,7 +67,12 @@ export function collectives({ rows }, mesh) {
   return [h("table", named, h("thead", {}, head), body), more(moreSent(rest), rest, made, body)];
 }
 
+/**
+ * @param {Pick<Sent.Collective, "kind" | "axes">} row
+ * @param {number} size
+ */
 const bar = ({ kind, axes }, size) =>
   s("svg", { width: BAR[0], height: BAR[1], "aria-hidden": "true" }, piece(kind, axes, 0, 100 * size, BAR[1]));
 
+/** @param {Sent.Collective} row */
 const source = ({ text }) => h("td", { class: "jsm-source", title: text }, text === null ? null : h("code", {}, text));

@@ -8,6 +8,7 @@ import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
 import { hidden, merged, moreSent, WAITED } from "./lines.js";
 
+/** @import { Part } from "./lines.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Weigher } from "./lines.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
@@ -24,7 +25,8 @@ const PHASES = ["forward", "backward", "update"];
  * @param {string} label
  */
 export function detail(rows, { timed, weight }, mesh, label) {
-  const alike = ({ kind, axes, group_size, what, bytes: size }) => `${kind} ${axes} ${group_size} ${size} ${what}`;
+  const alike = (/** @type {Sent.Collective} */ { kind, axes, group_size, what, bytes: size }) =>
+    `${kind} ${axes} ${group_size} ${size} ${what}`;
   const parts = merged(rows, alike).sort((a, b) => weight(b) - weight(a) || b.sent - a.sent);
   const head = h(
     "tr",
@@ -48,7 +50,7 @@ export function detail(rows, { timed, weight }, mesh, label) {
         )
       : null,
   );
-  const made = (part) => tableRow(part, { timed, from: from(rows) }, mesh);
+  const made = (/** @type {Part} */ part) => tableRow(part, { timed, from: from(rows) }, mesh);
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));
   const table = h("table", { class: "jsm-table", "aria-label": label }, h("thead", {}, head), body);
   const rest = parts.slice(ROWS);
@@ -59,8 +61,14 @@ const PAYLOAD =
   "How often it runs per step, loop trips multiplied in, and the size on one device of the gathered array, or of the" +
   " one before it is reduced";
 
+/** @param {Sent.Collective[]} rows */
 const from = (rows) => rows.some(({ called }) => called !== null);
 
+/**
+ * @param {Part} part
+ * @param {{ timed: boolean, from: boolean }} shown
+ * @param {Mesh} mesh
+ */
 function tableRow(part, shown, mesh) {
   const { rows, kind, axes, size, count: times, sent, seconds: spent, exact } = part;
   const [{ bytes: payload, what }] = rows;
@@ -78,15 +86,24 @@ function tableRow(part, shown, mesh) {
   );
 }
 
-/** `both` stands for forward and backward. */
+/**
+ * `both` stands for forward and backward.
+ *
+ * @param {Sent.Collective[]} rows
+ */
 function phaseOf(rows) {
   const found = PHASES.filter((phase) => rows.some((row) => row.phase === phase));
   return found.join() === "forward,backward" ? "both" : found.join(", ") || UNKNOWN;
 }
 
-/** `[7]:31, 44`: a cell's or file's name once. */
+/**
+ * `[7]:31, 44`: a cell's or file's name once.
+ *
+ * @param {Sent.Collective[]} rows
+ */
 function places(rows) {
   const found = [...new Set(rows.map(({ called }) => called).filter((called) => called !== null))];
+  /** @type {string | null} */
   let before = null;
   return found
     .map((called) => {

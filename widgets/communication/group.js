@@ -5,6 +5,7 @@ import { s } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { product } from "../shared/mesh.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
 const [WIDTH, HEIGHT] = [48, 16]; // px of all cells
@@ -23,7 +24,8 @@ export function groupGlyph(axes, mesh) {
   const pitch = Math.max(1, Math.min(PITCH, Math.floor(WIDTH / columns), Math.floor(HEIGHT / rows)));
   const side = pitch > 2 ? pitch - 1 : pitch;
   const fill = axes.length === 1 ? hue(axes[0]) : "var(--jsm-ink-2)";
-  const square = (x, y) => `M${x * pitch} ${y * pitch}h${side}v${side}h-${side}z`;
+  const square = (/** @type {number} */ x, /** @type {number} */ y) =>
+    `M${x * pitch} ${y * pitch}h${side}v${side}h-${side}z`;
   /** @type {string[][]} */
   const [ours, others] = [[], []];
   for (let at = 0; at < columns * rows; at += 1) {
@@ -40,7 +42,11 @@ export function groupGlyph(axes, mesh) {
   );
 }
 
-/** Sizes that can be drawn: the largest of those down are halved until all fit, but an axis stays one. */
+/**
+ * Sizes that can be drawn: the largest of those down are halved until all fit, but an axis stays one.
+ *
+ * @param {number[]} sizes
+ */
 function shrunk([first = 1, ...down]) {
   const rest = [...down];
   while (product(rest) > HEIGHT / 2 && Math.max(...rest) > 2) {
@@ -50,7 +56,13 @@ function shrunk([first = 1, ...down]) {
   return [Math.min(first, WIDTH / 2), ...rest];
 }
 
-/** Whether the device at `position` is in the first group: it lies at the start of every other axis. */
+/**
+ * Whether the device at `position` is in the first group: it lies at the start of every other axis.
+ *
+ * @param {Sent.Position} position
+ * @param {number[]} sizes
+ * @param {number[]} axes
+ */
 function together(position, sizes, axes) {
   let left = position;
   for (let axis = sizes.length - 1; axis >= 0; axis -= 1) {
@@ -60,7 +72,12 @@ function together(position, sizes, axes) {
   return true;
 }
 
-/** `2 groups of 4 devices, the first is 0, 2, 4, 6`. */
+/**
+ * `2 groups of 4 devices, the first is 0, 2, 4, 6`.
+ *
+ * @param {number[]} axes
+ * @param {Mesh} mesh
+ */
 function spoken(axes, mesh) {
   const known = axes.filter((axis) => axis in mesh.sizes);
   const size = product(known.map((axis) => mesh.sizes[axis]));

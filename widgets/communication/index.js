@@ -19,7 +19,7 @@ import { SourceView } from "./source.js";
  */
 export function view({ communication, figures_of: drawn }, mesh, selection) {
   const { rows, sources, lead } = communication;
-  const line = (text) => {
+  const line = (/** @type {string} */ text) => {
     const named = lineNamed(communication, text);
     return named && (() => selection.select({ line: named }));
   };

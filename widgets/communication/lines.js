@@ -7,6 +7,8 @@ const AROUND = 3; // lines on either side of one that moves something, of a long
 const LEAST = 4; // lines that are worth folding
 
 /** @import * as Sent from "../shared/payload_types.js" */
+/** @typedef {ReturnType<typeof linesOf>[number]} CodeLine of a source; its text or its part may be null */
+/** @typedef {{ gap: number, lines: CodeLine[] }} Gap so many lines that are left out, and those that have a text */
 /** @typedef {{ timed: boolean, weight: (part: Pick<Part, "seconds" | "sent">) => number }} Weigher */
 
 /**
@@ -14,8 +16,17 @@ const LEAST = 4; // lines that are worth folding
  * and `links`, the seconds that they take there, of those whose overlap is known; `leaving` are the bytes that one host
  * or slice sends to others. Null is what is not known or, of `kind`, `axes` and `size`, what is not the same.
  *
- * @typedef {{rows: Sent.Collective[], kind: string|null, axes: number[]|null, size: number|null, count: number, sent: number,
- *   leaving: number|null, seconds: number|null, links: number|null, exact: boolean}} Part
+ * @typedef {object} Part
+ * @property {Sent.Collective[]} rows
+ * @property {string | null} kind
+ * @property {number[] | null} axes
+ * @property {number | null} size
+ * @property {number} count
+ * @property {number} sent
+ * @property {number | null} leaving
+ * @property {number | null} seconds
+ * @property {number | null} links
+ * @property {boolean} exact
  */
 
 /**
@@ -88,8 +99,8 @@ export function weigher(rows) {
  */
 export function kindsOf(rows, weight) {
   const kinds = merged(rows, ({ kind, axes, group_size: size }) => `${kind} ${axes ?? `groups of ${size}`}`);
-  const order = ({ axes }) => axes?.[0] ?? Infinity;
-  const before = (a, b) => (order(a) === order(b) ? 0 : order(a) - order(b));
+  const order = (/** @type {Part} */ { axes }) => axes?.[0] ?? Infinity;
+  const before = (/** @type {Part} */ a, /** @type {Part} */ b) => (order(a) === order(b) ? 0 : order(a) - order(b));
   return kinds.sort((a, b) => before(a, b) || weight(b) - weight(a) || b.sent - a.sent);
 }
 
@@ -140,18 +151,24 @@ function linesOf(source, lines, rows) {
   }));
 }
 
-/** The lines with gaps: where numbers jump, and of a long source where nothing moves nearby. */
+/**
+ * The lines with gaps: where numbers jump, and of a long source where nothing moves nearby.
+ *
+ * @param {CodeLine[]} lines
+ */
 function folded(lines) {
   const moving = lines.flatMap(({ part: moved }, i) => (moved ? [i] : []));
-  const near = (i) => lines.length <= WHOLE || moving.some((at) => Math.abs(at - i) <= AROUND);
+  const near = (/** @type {number} */ i) => lines.length <= WHOLE || moving.some((at) => Math.abs(at - i) <= AROUND);
+  /** @type {(CodeLine | Gap)[]} */
   const items = [];
+  /** @type {CodeLine[]} */
   let hidden = [];
   const close = () => {
     items.push(...(hidden.length < LEAST ? hidden : [{ gap: hidden.length, lines: hidden }]));
     hidden = [];
   };
   lines.forEach((line, i) => {
-    const jump = i && line.text !== null ? line.number - lines[i - 1].number - 1 : 0;
+    const jump = i && line.text !== null ? (line.number ?? 0) - (lines[i - 1].number ?? 0) - 1 : 0;
     if (jump > 0 || near(i)) close();
     if (jump > 0) items.push({ gap: jump, lines: [] });
     if (near(i)) items.push(line);

@@ -9,6 +9,9 @@ import { colouring } from "./code.js";
 import { detail } from "./detail.js";
 import { inUnit, kindsOf, placesOf, unitOf, weigher } from "./lines.js";
 
+/** @import { Colours } from "./code.js" */
+/** @import { CodeLine, Gap, Part } from "./lines.js" */
+/** @import { Selected } from "../shared/selection.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 /** @import { Selection } from "../shared/selection.js" */
@@ -18,9 +21,22 @@ const HOT = 0.1; // of the step or of all bytes: a line that stands out
 const DIGIT = 7; // px of a line number
 const NARROW = 26; // px that line numbers take at least
 
+/**
+ * A line that opens.
+ *
+ * @typedef {object} Moving
+ * @property {string} key
+ * @property {{ source: number | null, line: number | null }} line
+ * @property {HTMLElement} node
+ * @property {Part} part
+ * @property {string} name
+ * @property {string | null} text
+ */
+
 const NO_LINE = "line not known";
 const NO_TEXT = "text not known";
 
+/** @param {Pick<CodeLine, "source" | "number">} line */
 const keyOf = ({ source, number }) => `${source}:${number}`;
 
 /** All sources in `element`; one line is open at a time. */
@@ -29,10 +45,14 @@ export class SourceView {
   #selection;
   #weigher;
   #scale; // of all lines alike: unit of the times, weight of the longest bar, and of the whole
+  /** @type {Map<string | null, HTMLElement>} */
   #nodes = new Map(); // every line that can be seen, by key
   #measured; // what each line took, by key; empty where nothing was measured
+  /** @type {Map<string | null, () => void>} */
   #hidden = new Map(); // what shows a line that is folded away, by key
-  #moving = []; // {key, line, node, part, name, text} of the lines that open, in order
+  /** @type {Moving[]} */
+  #moving = []; // in order
+  /** @type {string | null} */
   #open = null;
   /** @type {HTMLElement | undefined} */
   #detail;
@@ -43,19 +63,21 @@ export class SourceView {
    * @param {Selection} selection
    */
   constructor(communication, mesh, selection) {
-    [this.#mesh, this.#selection, this.#weigher] = [mesh, selection, weigher(communication.rows)];
+    this.#mesh = mesh;
+    this.#selection = selection;
+    this.#weigher = weigher(communication.rows);
     this.#measured = new Map(
       (communication.measured ?? []).map(([source, number, took]) => [keyOf({ source, number }), took]),
     );
     const places = placesOf(communication);
-    const parts = places.flatMap(({ items }) => items.flatMap((item) => item.part ?? []));
+    const lines = places.flatMap(({ items }) => items.flatMap((item) => ("gap" in item ? [] : [item])));
+    const parts = lines.flatMap(({ part }) => part ?? []);
     this.#scale = {
       ...unitOf(parts.map(({ seconds }) => seconds ?? 0)),
       most: Math.max(...parts.map(this.#weigher.weight)) || 1,
       whole: this.#weigher.timed ? communication.step_s : communication.total,
     };
-    const numbers = places.flatMap(({ items }) => items.map(({ number }) => number ?? 0));
-    const digits = String(Math.max(0, ...numbers)).length;
+    const digits = String(Math.max(0, ...lines.map(({ number }) => number ?? 0))).length;
     this.element = h(
       "div",
       {
@@ -74,6 +96,7 @@ export class SourceView {
     else this.#show(this.#heaviest());
   }
 
+  /** @param {ReturnType<typeof placesOf>[number]} place */
   #place({ name, note, items }) {
     const colours = colouring();
     const { timed } = this.#weigher;
@@ -105,7 +128,12 @@ export class SourceView {
     );
   }
 
-  /** Lines that are left out: a button where there is text to show. */
+  /**
+   * Lines that are left out: a button where there is text to show.
+   *
+   * @param {Gap} gap
+   * @param {Colours} colours
+   */
   #gap({ gap, lines }, colours) {
     const said = `\u2026 ${counted(gap, "line")}`;
     if (!lines.length) {
@@ -113,10 +141,10 @@ export class SourceView {
       return h("div", { class: "jsm-gap jsm-small jsm-quiet" }, said);
     }
     const { quote } = colours;
-    for (const { text } of lines) colours.line(text);
+    for (const { text } of lines) colours.line(text ?? "");
     const button = h("button", { type: "button", class: "jsm-button", onclick: () => show(true) }, said);
     const node = h("div", { class: "jsm-gap" }, button);
-    const show = (focused) => {
+    const show = (/** @type {boolean} */ focused) => {
       const again = colouring(quote);
       const shown = lines.map((line) => this.#line(line, again));
       for (const line of lines) this.#hidden.delete(keyOf(line));
@@ -129,27 +157,33 @@ export class SourceView {
     return node;
   }
 
+  /**
+   * @param {CodeLine} line
+   * @param {Colours} colours
+   * @param {string} [name]
+   */
   #line({ source, number, text, part }, colours, name) {
     const key = keyOf({ source, number });
     const unknown = h("span", { class: "jsm-quiet" }, number === null ? NO_LINE : NO_TEXT);
     const code = text === null ? unknown : h("pre", {}, colours.line(text));
-    const shown = part ? this.#moves(part) : {};
+    const shown = part && this.#moves(part);
     const node = h(
       "div",
-      { class: `jsm-line${part ? " jsm-moving" : ""}${shown.hot ? " jsm-hot" : ""}` },
+      { class: `jsm-line${part ? " jsm-moving" : ""}${shown?.hot ? " jsm-hot" : ""}` },
       h("span", { class: "jsm-line-number" }, number),
-      this.#weigher.timed ? h("span", { class: "jsm-num" }, shown.time) : null,
+      this.#weigher.timed ? h("span", { class: "jsm-num" }, shown?.time) : null,
       this.#measured.size ? h("span", { class: "jsm-num jsm-clock" }, this.#measured.get(key)) : null,
-      h("span", { class: "jsm-heat" }, shown.heat),
+      h("span", { class: "jsm-heat" }, shown?.heat),
       h("span", { class: "jsm-num jsm-by jsm-quiet" }, part && least(bytesNodes(part.sent), part.exact)),
-      h("span", { class: "jsm-code-text" }, code, shown.kinds),
+      h("span", { class: "jsm-code-text" }, code, shown?.kinds),
     );
     this.#nodes.set(key, node);
-    const named = number === null ? name : `${name}, line ${number}`;
+    const named = number === null ? (name ?? "") : `${name}, line ${number}`;
     if (part) this.#opens({ key, line: { source, line: number }, node, part, name: named, text });
     return node;
   }
 
+  /** @param {Moving} line */
   #opens(line) {
     line.node.setAttribute("role", "button");
     line.node.setAttribute("aria-label", this.#spoken(line));
@@ -157,7 +191,11 @@ export class SourceView {
     this.#moving.push(line);
   }
 
-  /** The cells of a line that moves something. */
+  /**
+   * The cells of a line that moves something.
+   *
+   * @param {Part} part
+   */
   #moves(part) {
     const { weight, timed } = this.#weigher;
     const { most, whole } = this.#scale;
@@ -177,7 +215,11 @@ export class SourceView {
     };
   }
 
-  /** `A2A expert ×96 dispatch`. */
+  /**
+   * `A2A expert ×96 dispatch`.
+   *
+   * @param {Part} part
+   */
   #kind({ rows, kind, axes, size, count: times, exact }) {
     const often = times > 1 || !exact ? [" \u00d7", least(count(times), exact)] : null;
     const title = exact ? kind : `${kind}. ${AT_LEAST}`;
@@ -185,7 +227,7 @@ export class SourceView {
     return h(
       "span",
       { title },
-      h("b", {}, SHORT[kind] ?? kind),
+      h("b", {}, SHORT[kind ?? ""] ?? kind),
       " ",
       over(axes, size, this.#mesh),
       often,
@@ -193,6 +235,7 @@ export class SourceView {
     );
   }
 
+  /** @param {Moving} line */
   #spoken({ key, name, part, text }) {
     const { weight, timed } = this.#weigher;
     const { unit, whole } = this.#scale;
@@ -213,12 +256,20 @@ export class SourceView {
     return this.#moving.reduce((a, b) => (weight(b.part) > weight(a.part) ? b : a)).key;
   }
 
-  /** The Tab key reaches one line, arrows the others. */
+  /**
+   * The Tab key reaches one line, arrows the others.
+   *
+   * @param {HTMLElement} node
+   */
   #tab(node) {
     for (const each of this.#moving) each.node.tabIndex = each.node === node ? 0 : -1;
   }
 
-  /** Open a line, null for none. */
+  /**
+   * Open a line, null for none.
+   *
+   * @param {string | null} key
+   */
   #show(key) {
     this.#detail?.remove();
     this.#detail = undefined;
@@ -239,13 +290,18 @@ export class SourceView {
     }
   }
 
+  /** @param {string} key */
   #choose(key) {
     const open = key === this.#open ? null : key;
     this.#show(open);
     this.#selection.select({ line: this.#moving.find(({ key: each }) => each === open)?.line ?? null });
   }
 
-  /** Show a line that was chosen elsewhere. */
+  /**
+   * Show a line that was chosen elsewhere.
+   *
+   * @param {Selected["line"]} line
+   */
   #reach(line) {
     const key = line && keyOf({ source: line.source, number: line.line });
     this.#hidden.get(key)?.();
@@ -254,6 +310,7 @@ export class SourceView {
     this.#nodes.get(key)?.scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
     const at = this.#moving.findIndex(({ node }) => node === event.target);
     if (at < 0) return;

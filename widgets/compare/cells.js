@@ -32,6 +32,7 @@ export function cell(text, drawing = null, exact = true) {
   return h("div", { class: "jsm-cell" }, told, drawing ?? s("svg", { "aria-hidden": "true" }));
 }
 
+/** @param {number} share */
 const percent = (share) => `${100 * Math.max(0, Math.min(1, share))}%`;
 
 /**
@@ -45,6 +46,7 @@ const percent = (share) => `${100 * Math.max(0, Math.min(1, share))}%`;
 export function bar(share, fills, { tick = null, limit = null } = {}) {
   const band = HEIGHT / fills.length;
   const over = limit !== null && share > limit ? limit : null;
+  const standing = over ?? tick;
   return s(
     "svg",
     { "aria-hidden": "true" },
@@ -52,10 +54,11 @@ export function bar(share, fills, { tick = null, limit = null } = {}) {
     fills.map((fill, i) => s("rect", { width: percent(over ?? share), y: i * band, height: band, fill })),
     over !== null &&
       s("rect", { x: percent(over), width: percent(share - over), height: HEIGHT, class: "jsm-cell-over" }),
-    over === null && tick === null ? null : mark(over ?? tick),
+    standing === null ? null : mark(standing),
   );
 }
 
+/** @param {number} share */
 function mark(share) {
   const [width, height] = TICK;
   const x = `calc(${percent(share)} - ${width / 2}px)`;

@@ -5,6 +5,7 @@ import { h } from "../shared/dom.js";
 import { sign } from "../shared/text.js";
 import { bar, cell, meshNodes, nameNodes } from "./cells.js";
 
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 
 const WORDS = {
@@ -18,16 +19,29 @@ const NO_AXES = "Over groups of devices that match no set of mesh axes";
 const OTHERS = "Over all other sets of mesh axes";
 
 /**
- * A column: `key`, `head` (nodes), `title`, `order(trial)` (a number or text, null for what is not known) and
- * `make(trial)`, the nodes of its cell; `look` is its class.
+ * A column of the table.
+ *
+ * @typedef {object} Column
+ * @property {string} key
+ * @property {Child} head
+ * @property {string} [title]
+ * @property {string | null} look its class
+ * @property {(trial: Sent.Trial) => string | number | null} order null for what is not known
+ * @property {(trial: Sent.Trial) => Child} make the nodes of its cell
+ */
+
+/**
+ * The columns that have something to tell.
  *
  * @param {Sent.Comparison} data
+ * @returns {Column[]}
  */
 export function columns(data) {
   const trials = data.trials.filter(({ failed }) => !failed);
-  const known = (name) => trials.some((trial) => trial[name] !== null);
+  const known = (/** @type {"peak" | "bubble"} */ name) => trials.some((trial) => trial[name] !== null);
   const checked = trials.some(({ same: [, word] }) => word !== "not checked");
-  if (!trials.length) return [strategy(data), fits(), { key: "why", head: "why not", look: null, order: () => null }];
+  const why = { key: "why", head: "why not", look: null, order: () => null, make: () => null };
+  if (!trials.length) return [strategy(data), fits(), why];
   return [
     strategy(data),
     fits(),
@@ -46,42 +60,71 @@ export function columns(data) {
  */
 export const sentColumns = (shown) => shown.filter(({ key }) => key.startsWith("sent"));
 
+/** @param {Sent.Comparison} data */
 function strategy({ axes }) {
-  const make = (trial) => {
+  const make = (/** @type {Sent.Trial} */ trial) => {
     const name = h("span", { title: trial.label }, nameNodes(trial));
     return [
       h("div", { class: "jsm-cmp-name" }, name, h("span", { class: "jsm-cmp-which" })),
       h("div", { class: "jsm-cmp-mesh" }, meshNodes(trial, axes)),
     ];
   };
-  return { key: "strategy", head: "strategy", look: "jsm-cmp-strategy", order: ({ label }) => label, make };
+  return {
+    key: "strategy",
+    head: "strategy",
+    look: "jsm-cmp-strategy",
+    order: (/** @type {Sent.Trial} */ { label }) => label,
+    make,
+  };
 }
 
 function fits() {
-  const make = ({ fits: [kind, word] }) =>
+  const make = (/** @type {Sent.Trial} */ { fits: [kind, word] }) =>
     kind
       ? [
           sign(kind, null),
           h("span", { class: kind === "error" ? "jsm-error jsm-cmp-wide" : "jsm-cmp-wide" }, ` ${word}`),
         ]
       : h("span", { class: "jsm-quieter" }, word);
-  const order = ({ fits: [kind] }) => ({ ok: 0, error: 2 })[kind] ?? 1;
+  const order = (/** @type {Sent.Trial} */ { fits: [kind] }) => (kind === "ok" ? 0 : kind === "error" ? 2 : 1);
   return { key: "fits", head: "fits", title: WORDS.fits, look: "jsm-cmp-fits", order, make };
 }
 
+/**
+ * @param {Sent.Comparison} data
+ * @param {Sent.Trial[]} trials
+ */
 function peak({ limit, limit_text: text }, trials) {
   const most = Math.max(limit ?? 0, ...trials.map((trial) => trial.peak ?? 0));
   const more = { limit: limit === null ? null : limit / most };
-  const make = (trial) => cell(trial.peak_text, drawn(trial.peak, most, ["var(--jsm-temporaries)"], more));
+  const make = (/** @type {Sent.Trial} */ trial) =>
+    cell(trial.peak_text, drawn(trial.peak, most, ["var(--jsm-temporaries)"], more));
   const head = ["peak", text ? h("span", { class: "jsm-cmp-wide" }, ` of ${text}`) : null];
-  return { key: "peak", head, title: WORDS.peak, look: "jsm-cmp-peak jsm-num", order: (trial) => trial.peak, make };
+  return {
+    key: "peak",
+    head,
+    title: WORDS.peak,
+    look: "jsm-cmp-peak jsm-num",
+    order: (/** @type {Sent.Trial} */ trial) => trial.peak,
+    make,
+  };
 }
 
+/**
+ * @param {number | null} value
+ * @param {number} most
+ * @param {string[]} fills
+ * @param {Parameters<typeof bar>[2]} [more]
+ */
 const drawn = (value, most, fills, more) => (value === null || !most ? null : bar(value / most, fills, more));
 
+/**
+ * @param {Sent.Comparison} data
+ * @param {Sent.Trial[]} trials
+ */
 function step({ source }, trials) {
   const most = Math.max(...trials.map(({ seconds, tail }) => Math.max(seconds ?? 0, tail ?? 0)));
-  const make = ({ seconds, seconds_text: text, tail, apart }) => {
+  const make = (/** @type {Sent.Trial} */ { seconds, seconds_text: text, tail, apart }) => {
     const drawing = drawn(seconds, most, ["var(--jsm-ink-2)"], { tick: tail === null ? null : tail / most });
     const told = cell(text, drawing);
     if (apart) told.firstElementChild?.classList.add("jsm-quieter");
@@ -90,9 +133,22 @@ function step({ source }, trials) {
   const ticked = trials.some(({ tail }) => tail !== null) ? "the tick is the predicted one" : null;
   const title = ["Step time", source, ticked].filter(Boolean).join(", ");
   const head = source === "predicted" ? "predicted step" : "step time";
-  return { key: "step", head, title, look: "jsm-cmp-step jsm-num", order: (trial) => trial.seconds, make };
+  return {
+    key: "step",
+    head,
+    title,
+    look: "jsm-cmp-step jsm-num",
+    order: (/** @type {Sent.Trial} */ trial) => trial.seconds,
+    make,
+  };
 }
 
+/**
+ * @param {Sent.Comparison} data
+ * @param {Sent.Trial[]} trials
+ * @param {string} name
+ * @param {number} i
+ */
 function sent({ axes, sent }, trials, name, i) {
   const over = sent.axes[i];
   const most = Math.max(...trials.flatMap((trial) => trial.sent.map((size) => size ?? 0)));
@@ -106,24 +162,33 @@ function sent({ axes, sent }, trials, name, i) {
     head,
     title,
     look: "jsm-cmp-sent jsm-num",
-    order: (trial) => trial.sent[i],
-    make: (trial) => cell(trial.sent_text[i], drawn(trial.sent[i], most, fills)),
+    order: (/** @type {Sent.Trial} */ trial) => trial.sent[i],
+    make: (/** @type {Sent.Trial} */ trial) => cell(trial.sent_text[i], drawn(trial.sent[i], most, fills)),
   };
 }
 
+/** @param {Sent.Trial[]} trials */
 function bubble(trials) {
   const most = Math.max(0.5, ...trials.map((trial) => trial.bubble ?? 0));
-  const make = (trial) => cell(trial.bubble_text, drawn(trial.bubble, most, ["var(--jsm-ink-3)"]));
-  const order = (trial) => trial.bubble;
+  const make = (/** @type {Sent.Trial} */ trial) =>
+    cell(trial.bubble_text, drawn(trial.bubble, most, ["var(--jsm-ink-3)"]));
+  const order = (/** @type {Sent.Trial} */ trial) => trial.bubble;
   return { key: "bubble", head: "bubble", title: WORDS.bubble, look: "jsm-cmp-bubble jsm-num", order, make };
 }
 
 function same() {
-  const make = ({ same: [kind, word, more] }) => {
+  const make = (/** @type {Sent.Trial} */ { same: [kind, word, more] }) => {
     if (!kind) return h("span", { class: "jsm-quieter" }, word);
     const told = h("span", { class: word === "yes" ? "jsm-cmp-wide" : null }, `${word} `);
     return [sign(kind, null), " ", told, h("span", { class: "jsm-quiet" }, more)];
   };
   const head = ["same", h("span", { class: "jsm-cmp-wide" }, " numbers")];
-  return { key: "same", head, title: WORDS.same, look: "jsm-cmp-same", order: (trial) => trial.differs, make };
+  return {
+    key: "same",
+    head,
+    title: WORDS.same,
+    look: "jsm-cmp-same",
+    order: (/** @type {Sent.Trial} */ trial) => trial.differs,
+    make,
+  };
 }

@@ -6,6 +6,7 @@ import { number } from "../shared/kinds.js";
 import { copyable } from "../shared/text.js";
 import { meshNodes, nameNodes } from "./cells.js";
 
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 
 const NEXT = "the next question";
@@ -36,6 +37,7 @@ export function path({ path: questions, path_title: title, agreement }) {
   return folding(title, true, [h("ol", { class: "jsm-found-path" }, questions.map(question)), h("p", {}, agreement)]);
 }
 
+/** @param {Sent.Question} asked */
 function question({ asks, because, way, branches }) {
   const answers = branches.map(([answer, leaf, taken]) =>
     h(
@@ -93,8 +95,13 @@ export function others({ others: groups, others_title: title, others_open: open 
   );
 }
 
+/** @param {Child} content */
 const whole = (content) => h("tr", { class: "jsm-found-whole" }, h("td", { colspan: 4 }, content));
 
+/**
+ * @param {Sent.Candidate} candidate
+ * @param {string[]} axes
+ */
 const row = (candidate, axes) =>
   h(
     "tr",
@@ -110,4 +117,9 @@ const row = (candidate, axes) =>
     ),
   );
 
+/**
+ * @param {string} title
+ * @param {boolean} open
+ * @param {Child} content
+ */
 const folding = (title, open, content) => h("details", { class: "jsm-found", open }, h("summary", {}, title), content);

@@ -17,6 +17,9 @@ import { Scatter } from "./scatter.js";
 import { Side } from "./side.js";
 import { Table } from "./table.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Chosen } from "./choice.js" */
+/** @import { Changed, Model } from "../shared/store.js" */
 /** @import { Context } from "../shared/page.js" */
 
 const ALONE = 2; // points from which on there is a picture
@@ -34,6 +37,11 @@ export const render = (context) =>
     root.append(view(data, choice, context.model));
   });
 
+/**
+ * @param {Sent.Comparison} data
+ * @param {Choice} choice
+ * @param {Model} model
+ */
 function view(data, choice, model) {
   const mesh = { names: data.axes };
   const points = data.trials.filter((trial) => trial.point).length;
@@ -65,7 +73,7 @@ function view(data, choice, model) {
     ),
   );
   const parts = [table, scatter, side, pair].filter((part) => part !== null);
-  const mark = (changed) => parts.forEach((part) => part.mark(changed));
+  const mark = (/** @type {Changed<Chosen>} */ changed) => parts.forEach((part) => part.mark(changed));
   choice.on(mark);
   mark({ chosen: true, other: true, pointed: true });
   followWidth(element, () => {
@@ -75,7 +83,11 @@ function view(data, choice, model) {
   return element;
 }
 
-/** The runs of reports over each other. */
+/**
+ * The runs of reports over each other.
+ *
+ * @param {Sent.RunCurves} told
+ */
 const curves = (told) =>
   h(
     "section",
@@ -89,11 +101,20 @@ const curves = (told) =>
     charts(told.charts),
   );
 
-/** Candidates that an interrupt kept from being tried. */
+/**
+ * Candidates that an interrupt kept from being tried.
+ *
+ * @param {string[]} lines
+ */
 const left = (lines) =>
   h("div", { class: "jsm-cmp-left jsm-small" }, h("span", { class: "jsm-quiet" }, "not tried"), lines.map(copyable));
 
-/** Call `fit` when the element has another width, first when it has any. */
+/**
+ * Call `fit` when the element has another width, first when it has any.
+ *
+ * @param {HTMLElement} element
+ * @param {() => void} fit
+ */
 function followWidth(element, fit) {
   let width = 0;
   new ResizeObserver(([{ contentRect }]) => {

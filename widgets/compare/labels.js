@@ -3,7 +3,7 @@
 const [AWAY, LINE] = [9, 13]; // px from a point, and of a line of text
 
 /** @typedef {[left: number, top: number, right: number, bottom: number]} Box */
-/** @typedef {[dx: number, dy: number, end: "start" | "middle" | "end"]} Place px to the right and down, and its end there */
+/** @typedef {[dx: number, dy: number, end: "start" | "middle" | "end"]} Place px away, and its end there */
 
 /**
  * @typedef {object} Text
@@ -17,6 +17,7 @@ const [AWAY, LINE] = [9, 13]; // px from a point, and of a line of text
 
 /** @type {Place} */
 const ABOVE = [7, -6, "start"];
+
 /** @type {Place[]} */
 export const AROUND = [
   [AWAY, 4, "start"],
@@ -29,6 +30,7 @@ export const AROUND = [
   [0, 18, "middle"],
 ];
 export const ABOVE_FIRST = [ABOVE, ...AROUND];
+
 /** @type {Place[]} */
 export const AT_END = [
   [0, 14, "end"],
@@ -69,9 +71,10 @@ const least = (places) =>
   );
 
 /**
- * For each of `texts`, `{x, y, width, places, must, more}`, those that count most first, `{x, y, end}`: null for one that
- * has no room, unless it must stand, which it then does where it covers least. Beside its point it stands `more` px
- * farther off. `taken` has the boxes, `[left, top, right, bottom]`, of what is there already; `bounds` is that of all.
+ * For each of `texts`, `{x, y, width, places, must, more}`, those that count most first, `{x, y, end}`: null for one
+ * that has no room, unless it must stand, which it then does where it covers least. Beside its point it stands `more`
+ * px farther off. `taken` has the boxes, `[left, top, right, bottom]`, of what is there already; `bounds` is that of
+ * all.
  *
  * @param {Text[]} texts
  * @param {Box[]} taken

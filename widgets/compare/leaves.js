@@ -10,6 +10,8 @@ import { DIFFERENCE, difference, NOT_KNOWN } from "./parts.js";
 
 /** @import * as Sent from "../shared/payload_types.js" */
 
+/** @typedef {ReturnType<typeof differing>[number]} Differing a leaf, or leaves, by trial */
+
 const NAME = "Leaves that lie differently";
 const ROWS = 12; // listed at first
 const LAID = "How the leaf is cut: the mesh axis of each dimension";
@@ -24,7 +26,8 @@ const HELD = "Bytes of these leaves on the device that holds most of them";
  */
 export function leaves(known, pair, axes) {
   const title = h("h3", {}, NAME);
-  const none = (why) => h("div", { class: "jsm-cmp-leaves" }, title, h("p", { class: "jsm-quiet" }, why));
+  const none = (/** @type {string} */ why) =>
+    h("div", { class: "jsm-cmp-leaves" }, title, h("p", { class: "jsm-quiet" }, why));
   if (pair.some((i) => known.layout[i] === null)) return none(NOT_KNOWN);
   const rows = differing(known, pair[0], pair[1]);
   if (!rows.length) return none("None: all lie alike.");
@@ -32,10 +35,13 @@ export function leaves(known, pair, axes) {
   const follow = rows.reduce((sum, row) => sum + row.follow, 0);
   const like = follow ? `, ${count(follow)} of them the optimizer's, which lie as the parameters below` : "";
   const said = `${counted(many, "leaf", "leaves")}${like}`;
-  const make = (row) => drawn(row, known.layouts, axes);
+  const make = (/** @type {Differing} */ row) => drawn(row, known.layouts, axes);
   const left = rows.slice(ROWS);
   const body = h("tbody", {}, rows.slice(0, ROWS).map(make));
-  const head = (which) => [h("th", { scope: "col", title: LAID }, letter(which)), number("per device", HELD)];
+  const head = (/** @type {string} */ which) => [
+    h("th", { scope: "col", title: LAID }, letter(which)),
+    number("per device", HELD),
+  ];
   return h(
     "div",
     { class: "jsm-cmp-leaves" },
@@ -72,9 +78,14 @@ function differing({ path, count: members, follow, layout, held }, a, b) {
 /** @type {(row: { held: (number | null)[] }) => number} */
 const gap = ({ held: [a, b] }) => Math.abs((a ?? 0) - (b ?? 0));
 
+/**
+ * @param {Differing} row
+ * @param {Sent.LayoutColumns["layouts"]} layouts
+ * @param {string[]} axes
+ */
 function drawn({ name, count: members, layout, held }, layouts, axes) {
   const none = () => h("span", { class: "jsm-quieter" }, UNKNOWN);
-  const laid = (i) => [
+  const laid = (/** @type {number} */ i) => [
     h("td", {}, layout[i] === null ? none() : type(layouts[layout[i]], axes)),
     h("td", { class: "jsm-num" }, figure(bytes(held[i]))),
   ];
@@ -89,11 +100,20 @@ function drawn({ name, count: members, layout, held }, layouts, axes) {
   );
 }
 
-/** `f32[768@data,3072]`, each axis in its hue; it may break behind a comma. */
+/**
+ * `f32[768@data,3072]`, each axis in its hue; it may break behind a comma.
+ *
+ * @param {Sent.LayoutColumns["layouts"][number]} parts
+ * @param {string[]} axes
+ */
 function type(parts, axes) {
-  const named = (axis) => h("span", { class: axisClass(axis) }, axes[axis]);
+  const named = (/** @type {number} */ axis) => h("span", { class: axisClass(axis) }, axes[axis]);
   const nodes = parts.map(([text, axis]) => (axis === null ? breakable(text, ",") : named(axis)));
   return h("span", { class: "jsm-mono" }, nodes);
 }
 
+/**
+ * @param {string} text
+ * @param {string} mark
+ */
 const breakable = (text, mark) => text.split(mark).flatMap((part, i) => (i ? [mark, h("wbr"), part] : [part]));

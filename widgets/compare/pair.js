@@ -21,7 +21,8 @@ export class Pair {
    * @param {Choice} choice
    */
   constructor(data, choice) {
-    [this.#data, this.#choice] = [data, choice];
+    this.#data = data;
+    this.#choice = choice;
     this.element = h("section", { class: "jsm-cmp-pair", "aria-label": "What differs", hidden: true });
   }
 
@@ -33,11 +34,13 @@ export class Pair {
     replace(this.element, pair && this.#told(pair));
   }
 
+  /** @param {number[]} pair */
   #told(pair) {
     const { trials, axes, pairs } = this.#data;
     const [a, b] = pair.map((i) => trials[i]);
     const names = { names: axes };
-    const called = (trial) => h("span", { class: "jsm-mono" }, nameNodes(trial), " ", meshNodes(trial, axes));
+    const called = (/** @type {Sent.Trial} */ trial) =>
+      h("span", { class: "jsm-mono" }, nameNodes(trial), " ", meshNodes(trial, axes));
     replace(this.#said, sentence(a, b));
     const parts = [memory(pairs.memory, pair), moved(pairs.moved, pair, names)];
     return [
@@ -49,7 +52,12 @@ export class Pair {
   }
 }
 
-/** `fsdp+tp takes 6.3 ms (12%) less than fsdp, and holds 931 MiB (22%) more at its peak.` */
+/**
+ * `fsdp+tp takes 6.3 ms (12%) less than fsdp, and holds 931 MiB (22%) more at its peak.`
+ *
+ * @param {Sent.Trial} a
+ * @param {Sent.Trial} b
+ */
 function sentence(a, b) {
   const time = more(a.seconds, b.seconds, seconds, "as long");
   const peak = more(a.peak, b.peak, bytes, "as much");
@@ -63,7 +71,14 @@ function sentence(a, b) {
   return [h("b", {}, a.label), ` ${does} ${told}${where} ${link} `, h("b", {}, b.label), `${rest}.`];
 }
 
-/** How much more or less `a` is than `b`, or `alike`, and the word that leads to `b`; null where either is not known. */
+/**
+ * How much more or less `a` is than `b`, or `alike`, and the word that leads to `b`; null where either is not known.
+ *
+ * @param {number | null} a
+ * @param {number | null} b
+ * @param {(n: number) => string} text
+ * @param {string} alike
+ */
 function more(a, b, text, alike) {
   if (a === null || b === null) return null;
   if (a === b) return { told: alike, link: "as" };

@@ -6,6 +6,7 @@ import { bytes, UNKNOWN } from "../shared/format.js";
 import { number, over } from "../shared/kinds.js";
 import { bar, cell, figure, letter } from "./cells.js";
 
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { AxisNames } from "../shared/mesh.js" */
 
@@ -27,7 +28,13 @@ export function difference(a, b) {
   return figure(`${a > b ? "+" : ""}${bytes(a - b)}`);
 }
 
-/** A table with a column for each of the pair and one for the difference. */
+/**
+ * A table with a column for each of the pair and one for the difference.
+ *
+ * @param {string} name
+ * @param {Child} first
+ * @param {Child} rows
+ */
 function table(name, first, rows) {
   const heads = ["A", "B"].map((which) => number(letter(which)));
   return h(
@@ -46,6 +53,7 @@ function table(name, first, rows) {
 /** @type {(size: number | null, most: number, fills: string[], exact?: boolean) => HTMLElement} */
 const part = (size, most, fills, exact = true) => cell(bytes(size), size ? bar(size / most, fills) : null, exact);
 
+/** @param {string} name */
 const lacking = (name) => h("div", {}, h("h3", {}, name), h("p", { class: "jsm-quiet" }, NOT_KNOWN));
 
 /**
@@ -87,7 +95,7 @@ export function moved(known, pair, names) {
   const rows = together(two);
   if (!rows.length) return h("div", {}, h("h3", {}, name), h("p", { class: "jsm-quiet" }, "Neither sends anything."));
   const most = Math.max(...rows.flatMap(({ sent }) => sent)) || 1;
-  const row = ({ kind, axes, sent, exact }) => {
+  const row = (/** @type {ReturnType<typeof together>[number]} */ { kind, axes, sent, exact }) => {
     const fills = axes?.map(hue) ?? ["var(--jsm-ink-3)"];
     return h(
       "tr",

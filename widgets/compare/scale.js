@@ -6,6 +6,7 @@ import { roundStep } from "../shared/ticks.js";
 
 /** @type {Unit[]} */
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].map((name, power) => [1024 ** power, name]);
+
 /** @type {Unit[]} */
 const SECONDS = [
   [1e-6, "us"],
@@ -45,5 +46,6 @@ function scale(values, units, most) {
 
 /** @type {(values: number[], most: number) => ReturnType<typeof scale>} */
 export const byteScale = (values, most) => scale(values, BYTES, most);
+
 /** @type {(values: number[], most: number) => ReturnType<typeof scale>} */
 export const secondScale = (values, most) => scale(values, SECONDS, most);

@@ -7,8 +7,12 @@ import { ABOVE_FIRST, AROUND, AT_END, placed } from "./labels.js";
 import { byteScale, secondScale } from "./scale.js";
 import { Tip } from "./tip.js";
 
+/** @import { Box, Text } from "./labels.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Choice } from "./choice.js" */
+
+/** @typedef {Sent.Trial & { i: number, seconds: number, peak: number }} Point a trial of which both are known */
+/** @typedef {Point & { x: number, y: number, r: number }} Drawn */
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [236, 40, 12, 20, 34]; // px
 const RADIUS = 4.5; // px of a point
@@ -33,8 +37,11 @@ export class Scatter {
   #plan;
   #tip;
   #picture = h("div");
+  /** @type {Map<number | null, HTMLElement>} */
   #points;
+  /** @type {number | null} */
   #active = null; // the trial that the Tab key reaches
+  /** @type {number | null} */
   #focused = null; // the trial that the keyboard is on
 
   /**
@@ -42,8 +49,11 @@ export class Scatter {
    * @param {Choice} choice
    */
   constructor(data, choice) {
-    [this.#data, this.#choice] = [data, choice];
-    this.#trials = data.trials.map((trial, i) => ({ ...trial, i })).filter(({ point }) => point);
+    this.#data = data;
+    this.#choice = choice;
+    this.#trials = /** @type {Point[]} */ (
+      data.trials.map((trial, i) => ({ ...trial, i })).filter(({ point }) => point)
+    );
     this.#tip = new Tip(data);
     this.#points = new Map(this.#trials.map((trial) => [trial.i, this.#option(trial)]));
     const list = h(
@@ -56,6 +66,7 @@ export class Scatter {
     this.element = h("div", size, this.#picture, list, this.#tip.element);
   }
 
+  /** @param {Point} trial */
   #option(trial) {
     const { i } = trial;
     return h("div", {
@@ -70,28 +81,41 @@ export class Scatter {
     });
   }
 
+  /**
+   * @param {number} i
+   * @param {MouseEvent | KeyboardEvent} event
+   */
   #pick(i, event) {
     this.#active = i;
     pick(this.#choice, i, event);
   }
 
-  /** Of trials at the same place each further click means the next one. */
+  /**
+   * Of trials at the same place each further click means the next one.
+   *
+   * @param {number} i
+   * @param {MouseEvent} event
+   */
   #meant(i, { shiftKey }) {
     const { chosen, other } = this.#choice;
     const here = this.#here(i).filter((each) => !shiftKey || each !== chosen || each === i);
-    return here[(here.indexOf(shiftKey ? other : chosen) + 1) % here.length];
+    return here[(here.indexOf((shiftKey ? other : chosen) ?? -1) + 1) % here.length];
   }
 
+  /** @param {number} i */
   #here(i) {
     const { x, y } = this.#at(i);
-    const near = (each) => Math.abs(this.#at(each).x - x) < SAME && Math.abs(this.#at(each).y - y) < SAME;
-    return [...this.#points.keys()].filter(near);
+    const near = (/** @type {number} */ each) =>
+      Math.abs(this.#at(each).x - x) < SAME && Math.abs(this.#at(each).y - y) < SAME;
+    return this.#trials.map((trial) => trial.i).filter(near);
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
-    const i = [...this.#points].find(([, node]) => node === event.target)?.[0];
+    const i = this.#trials.find((trial) => this.#points.get(trial.i) === event.target)?.i;
+    if (i === undefined) return;
     const to = this.#next(i, event.key);
-    if (to !== undefined) this.#points.get(to).focus();
+    if (to !== undefined) this.#points.get(to)?.focus();
     else if (event.key === "Enter" || event.key === " ") this.#pick(i, event);
     else if (event.key === "Escape") this.#escape();
     else return;
@@ -103,17 +127,22 @@ export class Scatter {
     else this.#tip.hide();
   }
 
-  /** The trial that a key leads to: left and right by step time, up and down by memory. */
+  /**
+   * The trial that a key leads to: left and right by step time, up and down by memory.
+   *
+   * @param {number} i
+   * @param {string} key
+   */
   #next(i, key) {
     const across = ["ArrowLeft", "ArrowRight", "Home", "End"].includes(key);
     if (!across && key !== "ArrowUp" && key !== "ArrowDown") return undefined;
     const order = this.#trials.toSorted(across ? byTime : byPeak).map((trial) => trial.i);
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, Home: -order.length, End: order.length }[
-      key
-    ];
+    const ends = { Home: -order.length, End: order.length };
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, ...ends }[key] ?? 0;
     return order[Math.max(0, Math.min(order.length - 1, order.indexOf(i) + step))];
   }
 
+  /** @param {number} i */
   #point(i) {
     this.#choice.point(i);
     const { x, y } = this.#at(i);
@@ -131,11 +160,15 @@ export class Scatter {
     this.#choice.point(null);
   }
 
-  /** Whoever comes by keyboard sees what the pointer would show. */
+  /**
+   * Whoever comes by keyboard sees what the pointer would show.
+   *
+   * @param {number} i
+   */
   #focus(i) {
     this.#active = i;
     this.#reach();
-    if (!this.#points.get(i).matches(":focus-visible")) return;
+    if (!this.#points.get(i)?.matches(":focus-visible")) return;
     this.#focused = i;
     this.#point(i);
   }
@@ -151,17 +184,18 @@ export class Scatter {
     for (const [i, node] of this.#points) node.tabIndex = i === active ? 0 : -1;
   }
 
+  /** @param {number} i */
   #at(i) {
     const { x, y } = this.#plan;
     const { seconds, peak } = this.#data.trials[i];
-    return { x: x(seconds), y: y(peak) };
+    return { x: x(seconds ?? 0), y: y(peak ?? 0) };
   }
 
   draw() {
     this.#plan = plan(this.#trials, this.#data.limit, Math.floor(this.element.clientWidth));
-    for (const [i, node] of this.#points) {
+    for (const { i } of this.#trials) {
       const { x, y } = this.#at(i);
-      Object.assign(node.style, { left: `${x - HIT / 2}px`, top: `${y - HIT / 2}px` });
+      Object.assign(this.#points.get(i)?.style ?? {}, { left: `${x - HIT / 2}px`, top: `${y - HIT / 2}px` });
     }
     this.#tip.hide();
     this.mark();
@@ -177,7 +211,7 @@ export class Scatter {
   #drawn() {
     const { width, right, bottom } = this.#plan;
     const points = this.#trials.map((trial) => ({ ...trial, ...this.#at(trial.i), r: this.#radius(trial.i) }));
-    const tails = points.filter(({ tail }) => tail !== null).map(({ x, y, tail }) => [this.#plan.x(tail), x, y]);
+    const tails = points.flatMap(({ x, y, tail }) => (tail === null ? [] : [[this.#plan.x(tail), x, y]]));
     const front = points.filter((point) => point.front).sort(byTime);
     return s(
       "svg",
@@ -197,7 +231,7 @@ export class Scatter {
     const how = this.#trials.some(({ tail }) => tail !== null)
       ? `${source}; the tail starts at the prediction`
       : source;
-    const line = (y1) => s("line", { x1: LEFT, x2: right, y1, y2: y1, class: "jsm-hair" });
+    const line = (/** @type {number} */ y1) => s("line", { x1: LEFT, x2: right, y1, y2: y1, class: "jsm-hair" });
     const named = { x: right, y: HEIGHT - 5, "text-anchor": "end", class: "jsm-mark jsm-ink" };
     return [
       up.ticks.map(([size, label]) => [
@@ -229,6 +263,7 @@ export class Scatter {
     ];
   }
 
+  /** @param {Drawn} point */
   #circle({ i, x, y, r, front, over }) {
     const { chosen, pair } = this.#choice;
     const which = pair === null ? null : (["A", "B"][pair.indexOf(i)] ?? null);
@@ -247,15 +282,24 @@ export class Scatter {
     return [s("circle", { cx: x, cy: y, r, class: look }), which && s("text", letter, which)];
   }
 
+  /** @param {number} i */
   #radius(i) {
     const { chosen, pair, pointed } = this.#choice;
     return pair?.includes(i) ? 7.5 : i === chosen ? 6 : i === pointed ? 5.5 : RADIUS;
   }
 
-  /** Names beside their points as far as there is room, and what the front is under its end. */
+  /**
+   * Names beside their points as far as there is room, and what the front is under its end.
+   *
+   * @param {Drawn[]} points
+   * @param {number[][]} tails
+   * @param {Drawn[]} front
+   * @param {Box} bounds
+   */
   #names(points, tails, front, bounds) {
     const { chosen, other, pointed } = this.#choice;
-    const rank = ({ i, front }) => (i === chosen ? 0 : i === other ? 1 : front ? 2 : 4);
+    const rank = (/** @type {Drawn} */ { i, front }) => (i === chosen ? 0 : i === other ? 1 : front ? 2 : 4);
+    /** @type {(Omit<Drawn, "more"> & Text & { rank: number, text: string, look: string })[]} */
     const names = points.map((point) => ({
       ...point,
       rank: rank(point),
@@ -270,15 +314,17 @@ export class Scatter {
         (point.i === pointed || point.front) && "jsm-ink",
       ),
     }));
-    if (front.length) {
-      const at = { x: bounds[2] - RIGHT, y: front.at(-1).y, rank: 3, i: null };
+    const last = front.at(-1);
+    if (last) {
+      const at = { ...last, x: bounds[2] - RIGHT, rank: 3, i: -1, must: false, more: 0 };
       names.push({ ...at, text: FRONT, width: MARK * FRONT.length, places: AT_END, look: "jsm-mark jsm-halo" });
     }
     names.sort((a, b) => a.rank - b.rank || byTime(a, b));
+    /** @type {Box[]} */
     const taken = [
       ...points.map(({ x, y, i, r }) => boxAround(x, y, i === pointed ? RADIUS : r)),
-      ...tails.map(([from, to, y]) => [Math.min(from, to), y - 2, Math.max(from, to), y + 2]),
-      ...front.map(({ x, y }, i) => [x, y - 1, front[i + 1]?.x ?? bounds[2], y + 1]),
+      ...tails.map(([from, to, y]) => /** @type {Box} */ ([Math.min(from, to), y - 2, Math.max(from, to), y + 2])),
+      ...front.map(({ x, y }, i) => /** @type {Box} */ ([x, y - 1, front[i + 1]?.x ?? bounds[2], y + 1])),
     ];
     const places = placed(names, taken, bounds);
     const under = pointed === null ? -1 : names.findIndex(({ i }) => i === pointed);
@@ -293,19 +339,48 @@ export class Scatter {
   }
 }
 
+/** @param {...(string | false | null)} names */
 const classes = (...names) => names.filter(Boolean).join(" ");
+
+/** @param {number} x */
 const upright = (x) => ({ x1: Math.round(x) + 0.5, x2: Math.round(x) + 0.5 });
+
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} r
+ * @returns {Box}
+ */
 const boxAround = (x, y, r) => [x - r - 1.5, y - r - 1.5, x + r + 1.5, y + r + 1.5];
+
+/**
+ * @param {Pick<Point, "seconds" | "peak" | "i">} a
+ * @param {Pick<Point, "seconds" | "peak" | "i">} b
+ */
 const byTime = (a, b) => a.seconds - b.seconds || a.peak - b.peak || a.i - b.i;
+
+/**
+ * @param {Point} a
+ * @param {Point} b
+ */
 const byPeak = (a, b) => a.peak - b.peak || a.seconds - b.seconds || a.i - b.i;
+
+/** @param {string} name */
 const short = (name) => (name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}\u2026` : name);
 
+/** @param {Sent.Trial} trial */
 function spoken({ label, seconds_text: time, peak_text: peak, front, over }) {
   const where = front ? ", on the Pareto front" : over ? ", does not fit" : "";
   return `${label}: ${time}, ${peak}${where}`;
 }
 
-/** Where times and bytes lie in a picture that is `width` px wide. */
+/**
+ * Where times and bytes lie in a picture that is `width` px wide.
+ *
+ * @param {Point[]} trials
+ * @param {number | null} limit
+ * @param {number} width
+ */
 function plan(trials, limit, width) {
   const [right, bottom] = [width - RIGHT, HEIGHT - BOTTOM];
   const peaks = trials.map(({ peak }) => peak);
@@ -313,12 +388,18 @@ function plan(trials, limit, width) {
   const times = trials.flatMap(({ seconds, tail }) => (tail === null ? [seconds] : [seconds, tail]));
   const across = secondScale(times, Math.max(2, Math.floor((right - LEFT) / TICK)));
   const up = byteScale(near ? [...peaks, limit] : peaks, GRID);
-  const x = (seconds) => LEFT + ((right - LEFT) * (seconds - across.from)) / (across.to - across.from);
-  const y = (size) => bottom - ((bottom - TOP) * (size - up.from)) / (up.to - up.from);
+  const x = (/** @type {number} */ seconds) =>
+    LEFT + ((right - LEFT) * (seconds - across.from)) / (across.to - across.from);
+  const y = (/** @type {number} */ size) => bottom - ((bottom - TOP) * (size - up.from)) / (up.to - up.from);
   return { width, right, bottom, across, up, x, y };
 }
 
-/** All that some point of the front is both faster and smaller than, and its edge. */
+/**
+ * All that some point of the front is both faster and smaller than, and its edge.
+ *
+ * @param {Drawn[]} front
+ * @param {number} right
+ */
 function area(front, right) {
   const [first, ...rest] = front.map(({ x, y }) => [x.toFixed(1), y.toFixed(1)]);
   const edge = `M${first[0]} ${TOP}V${first[1]}${rest.map(([x, y]) => `H${x}V${y}`).join("")}H${right}`;

@@ -28,7 +28,8 @@ export class Side {
    * @param {boolean} drawn
    */
   constructor(data, choice, drawn) {
-    [this.#data, this.#choice] = [data, choice];
+    this.#data = data;
+    this.#choice = choice;
     this.#how = `Choose a trial in the table${drawn ? " or the picture" : ""}.`;
     const id = uniqueId("with");
     this.#select = h("select", { id, title: SECOND, onchange: () => this.#picked() });
@@ -56,17 +57,19 @@ export class Side {
 
   #options() {
     const { chosen, other } = this.#choice;
-    const option = ({ label }, i) => (i === chosen ? null : h("option", { value: i, selected: i === other }, label));
+    const option = (/** @type {Sent.Trial} */ { label }, /** @type {number} */ i) =>
+      i === chosen ? null : h("option", { value: i, selected: i === other }, label);
     replace(this.#select, h("option", { value: "" }, NONE), this.#data.trials.map(option));
     this.#select.value = other === null ? "" : String(other);
   }
 
+  /** @param {Sent.Trial} trial */
   #trial(trial) {
     const { failed, why, facts, line } = trial;
     return [
       h("h3", { class: "jsm-mono" }, this.#choice.pair ? [letter("A"), " "] : null, nameNodes(trial)),
       h("div", { class: "jsm-mono jsm-quiet" }, meshNodes(trial, this.#data.axes)),
-      failed ? h("p", { class: "jsm-cmp-why" }, why.join(" ")) : null,
+      failed ? h("p", { class: "jsm-cmp-why" }, (why ?? []).join(" ")) : null,
       h(
         "dl",
         {},

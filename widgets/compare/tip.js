@@ -53,6 +53,7 @@ export class Tip {
   }
 }
 
+/** @param {string[]} names */
 const told = (names) =>
   [...names.slice(0, NAMED), names.length > NAMED ? `${count(names.length - NAMED)} more` : null]
     .filter(Boolean)

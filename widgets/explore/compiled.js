@@ -5,6 +5,7 @@ import { h, replace } from "../shared/dom.js";
 import { number } from "../shared/kinds.js";
 import { sign, spans } from "../shared/text.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Trial } from "./trial.js" */
 /** @import { Worked } from "./worked.js" */
 
@@ -38,12 +39,15 @@ export function compiledTable(trial) {
   return { element, draw };
 }
 
+/** @param {Sent.Compiled} compiled */
 const failed = ({ error }) => h("p", { class: "jsm-error" }, sign("error", null), " ", error);
 
+/** @param {Sent.Compiled} compiled */
 const verdict = ({ verdict: said, axes }) => h("p", { class: "jsm-lead" }, spans(said, { names: axes }));
 
+/** @param {Sent.Compiled} compiled */
 function table({ rows, axes }) {
-  const cells = ([name, over, predicted, real]) =>
+  const cells = (/** @type {Sent.Compiled["rows"][number]} */ [name, over, predicted, real]) =>
     h(
       "tr",
       {},

@@ -5,6 +5,7 @@ import { product } from "../shared/mesh.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Sizes } from "./worked.js" */
 
+/** @type {(a: number, b: number) => number} */
 const divisor = (a, b) => (b ? divisor(b, a % b) : a);
 
 /**

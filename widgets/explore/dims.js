@@ -9,8 +9,12 @@ import { nextSize, parts } from "./cuts.js";
 import { focusIn } from "./focus.js";
 
 const MOST_LINES = 64;
+
+/** @type {Record<string, number[]>} */
 const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
+/** @import { Worked } from "./worked.js" */
+/** @import { Leaf } from "../shared/mesh.js" */
 /** @import { Cut } from "../shared/payload_types.js" */
 /** @import { Trial } from "./trial.js" */
 
@@ -28,6 +32,10 @@ export function dims(trial, edit) {
   let shape = [];
   let reached = "0"; // the chip that the Tab key reaches: `dim-axis`
 
+  /**
+   * @param {Worked} work
+   * @param {number} leaf
+   */
   function draw(work, leaf) {
     shape = work.view.leaves.shape[leaf];
     cut = work.cuts[leaf];
@@ -39,6 +47,11 @@ export function dims(trial, edit) {
     for (const chip of chips) chip.tabIndex = chip === first ? 0 : -1;
   }
 
+  /**
+   * @param {Worked} work
+   * @param {number} leaf
+   * @param {number} dim
+   */
   function row(work, leaf, dim) {
     const size = shape[dim];
     const { sizes } = trial;
@@ -66,6 +79,11 @@ export function dims(trial, edit) {
     );
   }
 
+  /**
+   * @param {number} dim
+   * @param {string} axis
+   * @param {number} i
+   */
   function chip(dim, axis, i) {
     const pressed = cut[dim].includes(axis);
     const elsewhere = cut.findIndex((axes, at) => at !== dim && axes.includes(axis));
@@ -84,38 +102,58 @@ export function dims(trial, edit) {
         title: odd ? why(dim, axis) : hint(dim, axis, pressed, elsewhere),
         "data-k": key,
         onclick: () => !odd && toggle(dim, axis),
-        onfocus: (event) => reach(event.target, key),
+        onfocus: (/** @type {FocusEvent} */ { target }) => reach(/** @type {HTMLElement} */ (target), key),
       },
       axis,
     );
   }
 
+  /**
+   * @param {number} dim
+   * @param {string} axis
+   */
   function why(dim, axis) {
     const over = [...cut[dim], axis].map((name) => `${name}=${trial.sizes.get(name)}`).join(" \u00d7 ");
     return `${shape[dim]} does not divide by ${over}`;
   }
 
+  /**
+   * @param {number} dim
+   * @param {string} axis
+   * @param {boolean} pressed
+   * @param {number} elsewhere
+   */
   function hint(dim, axis, pressed, elsewhere) {
     if (pressed)
       return cut[dim].length > 1 ? "click takes it off; Shift and an arrow key change the order" : "click takes it off";
     return elsewhere >= 0 ? `click moves ${axis} here from dim ${elsewhere}` : "click cuts here";
   }
 
-  /** An axis cuts one dimension: where it is put it is taken from the others. The last one put is the minor one. */
+  /**
+   * An axis cuts one dimension: where it is put it is taken from the others. The last one put is the minor one.
+   *
+   * @param {number} dim
+   * @param {string} axis
+   */
   function toggle(dim, axis) {
     const on = !cut[dim].includes(axis);
     const rest = cut.map((axes) => axes.filter((name) => name !== axis));
     edit(rest.map((axes, at) => (on && at === dim ? [...axes, axis] : axes)));
   }
 
+  /**
+   * @param {HTMLElement} node
+   * @param {string} key
+   */
   function reach(node, key) {
     reached = key;
     for (const each of element.querySelectorAll("button")) each.tabIndex = each === node ? 0 : -1;
   }
 
+  /** @param {KeyboardEvent} event */
   function key(event) {
     const move = MOVES[event.key];
-    const [, dim, ...rest] = event.target.dataset.k?.split("-") ?? [];
+    const [, dim, ...rest] = /** @type {HTMLElement} */ (event.target).dataset.k?.split("-") ?? [];
     if (!move || dim === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
@@ -128,7 +166,13 @@ export function dims(trial, edit) {
     return undefined;
   }
 
-  /** A pressed axis earlier or later among those that cut the dimension. */
+  /**
+   * A pressed axis earlier or later among those that cut the dimension.
+   *
+   * @param {number} dim
+   * @param {string} axis
+   * @param {number} step
+   */
   function reorder(dim, axis, step) {
     const from = cut[dim].indexOf(axis);
     const to = from + step;
@@ -140,6 +184,10 @@ export function dims(trial, edit) {
   return { element, draw };
 }
 
+/**
+ * @param {number} size
+ * @param {[axis: string, size: number][]} alone
+ */
 function oddText(size, alone) {
   const over = alone.map(([axis, n]) => `${axis}=${n}`);
   const named = over.length > 2 ? `${over.slice(0, -1).join(", ")} or ${over.at(-1)}` : over.join(" or ");
@@ -149,10 +197,16 @@ function oddText(size, alone) {
   )}`;
 }
 
-/** The dimension as a bar, cut where each axis cuts it. */
+/**
+ * The dimension as a bar, cut where each axis cuts it.
+ *
+ * @param {Leaf} leaf
+ * @param {number} dim
+ * @param {number} pieces
+ */
 function ruler(leaf, dim, pieces) {
   const lines = pieces > MOST_LINES ? [] : cutLines(leaf, leaf.spec[dim]);
-  const dense = pieces > MOST_LINES ? hue(leaf.spec[dim].at(-1)) : null;
+  const dense = pieces > MOST_LINES ? hue(leaf.spec[dim].at(-1) ?? 0) : null;
   return s(
     "svg",
     { width: "100%", height: 16, "aria-hidden": "true" },

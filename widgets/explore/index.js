@@ -25,8 +25,10 @@ export * as line from "./line.js";
 
 const SAID_FOR = 6000; // ms
 const NOT_PLANNED = "laid out as for the mesh it was planned on: planning another needs the notebook";
-const DRAWN = ["axes", "strategy", "wishes", "leaf", "laid", "compiled"];
+const DRAWN = /** @type {const} */ (["axes", "strategy", "wishes", "leaf", "laid", "compiled"]);
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Worked } from "./worked.js" */
 /** @import { Context } from "../shared/page.js" */
 /** @import { Cut, Explorer } from "../shared/payload_types.js" */
 
@@ -77,7 +79,7 @@ function view(data, trial, context, compile, picture) {
     compiled: compiledTable(trial),
   };
   const { mesh, strategy, array, type } = parts;
-  const label = (text) => h("span", { class: "jsm-ex-label" }, text);
+  const label = (/** @type {string} */ text) => h("span", { class: "jsm-ex-label" }, text);
   const element = h(
     "div",
     { class: "jsm-ex" },
@@ -125,7 +127,13 @@ function view(data, trial, context, compile, picture) {
   return element;
 }
 
-/** The array to begin with: one that is set by hand, else the largest. */
+/**
+ * The array to begin with: one that is set by hand, else the largest.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Trial} trial
+ * @param {Worked} work
+ */
 function first(data, trial, work) {
   const byHand = data.leaves.path.findIndex((path) => path in trial.wishes);
   return byHand < 0 ? (defaultLeaf(work.view) ?? 0) : byHand;
@@ -136,7 +144,7 @@ function saying() {
   const element = h("span", { class: "jsm-small jsm-quiet", role: "status" });
   /** @type {number | undefined} */
   let timer;
-  const say = (text) => {
+  const say = (/** @type {string} */ text) => {
     replace(element, text);
     clearTimeout(timer);
     timer = setTimeout(() => replace(element), SAID_FOR);
@@ -144,7 +152,13 @@ function saying() {
   return { element, say };
 }
 
-/** Which strategy lays out what is not set by hand, and what the kernel says of that. */
+/**
+ * Which strategy lays out what is not set by hand, and what the kernel says of that.
+ *
+ * @param {Sent.Explorer} data
+ * @param {Trial} trial
+ * @param {boolean} alone
+ */
 function strategyRow(data, trial, alone) {
   const select = h("select", {
     "aria-label": "strategy",
@@ -173,10 +187,19 @@ function strategyRow(data, trial, alone) {
   return { element, draw };
 }
 
-/** The array's type, and a way back to the strategy's layout. */
+/**
+ * The array's type, and a way back to the strategy's layout.
+ *
+ * @param {Trial} trial
+ * @param {() => void} reset
+ */
 function typeRow(trial, reset) {
   const element = h("div", { class: "jsm-ex-type" });
 
+  /**
+   * @param {Worked} work
+   * @param {number} leaf
+   */
   function draw(work, leaf) {
     const edited = work.view.leaves.path[leaf] in trial.wishes;
     const back = h(

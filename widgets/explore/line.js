@@ -57,7 +57,7 @@ export function meshText(axes, madeOf) {
 export function lineText(own, strategy, mesh, rules, specs) {
   const written = new Set(rules.map(([expression]) => expression));
   const kept = own.rules.filter((text) => !written.has(text.slice(0, Math.max(0, text.lastIndexOf("=P(")))));
-  const assigned = ([name, cut]) => `${name}=${specText(cut)}`;
+  const assigned = (/** @type {[name: string, cut: Sent.Cut]} */ [name, cut]) => `${name}=${specText(cut)}`;
   return [
     `%%shard ${strategy}`,
     ...(mesh === own.home ? [] : [`--mesh "${mesh}"`]),

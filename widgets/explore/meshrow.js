@@ -7,10 +7,14 @@ import { OWN_KEYS } from "../shared/keyboard.js";
 import { sign } from "../shared/text.js";
 import { extended, reduced, renamed, resized, scaled } from "./sizes.js";
 
+/** @import { Axes } from "./trial.js" */
 /** @import { Trial } from "./trial.js" */
 
 const NAME = /^[\p{L}_][\p{L}\p{N}_]*$/u;
+
+/** @type {Record<string, boolean>} */
 const STEPS = { ArrowUp: true, "+": true, "=": true, ArrowDown: false, "-": false, _: false };
+const boxOf = (/** @type {EventTarget | null} */ target) => /** @type {HTMLInputElement} */ (target);
 const HOW = "Plus and minus, or the arrow keys, double and halve it; digits set it.";
 
 /**
@@ -22,7 +26,7 @@ const HOW = "Plus and minus, or the arrow keys, double and halve it; digits set 
 export function meshRow(trial, say) {
   const element = h("div", { class: "jsm-ex-mesh" });
   const there = () => trial.laid.count;
-  const edit = (axes) => trial.set({ axes });
+  const edit = (/** @type {Axes} */ axes) => trial.set({ axes });
 
   function draw() {
     const { axes } = trial;
@@ -34,6 +38,11 @@ export function meshRow(trial, say) {
     );
   }
 
+  /**
+   * @param {string} name
+   * @param {number} size
+   * @param {number} i
+   */
   function axis(name, size, i) {
     return h(
       "span",
@@ -52,6 +61,10 @@ export function meshRow(trial, say) {
   const button = (mark, label, key, onclick, look) =>
     h("button", { type: "button", class: look, "aria-label": label, title: label, "data-k": key, onclick }, mark);
 
+  /**
+   * @param {string} name
+   * @param {number} i
+   */
   function nameBox(name, i) {
     return h("input", {
       class: "jsm-mono",
@@ -63,13 +76,18 @@ export function meshRow(trial, say) {
       title: "Its name: click to change it",
       "data-k": `name-${i}`,
       ...OWN_KEYS,
-      onchange: ({ target }) => rename(target, name, i),
+      onchange: (/** @type {InputEvent} */ { target }) => rename(boxOf(target), name, i),
       onkeydown: ({ key, target }) => {
-        if (key === "Escape") target.value = name;
+        if (key === "Escape") boxOf(target).value = name;
       },
     });
   }
 
+  /**
+   * @param {HTMLInputElement} box
+   * @param {string} from
+   * @param {number} i
+   */
   function rename(box, from, i) {
     const to = box.value.trim();
     const why = !NAME.test(to)
@@ -81,10 +99,16 @@ export function meshRow(trial, say) {
       box.value = from;
       return say(why);
     }
+    /** @type {Axes} */
     const axes = trial.axes.map(([name, size], at) => [at === i ? to : name, size]);
     return trial.set({ axes, wishes: renamed(trial.wishes, from, to) });
   }
 
+  /**
+   * @param {string} name
+   * @param {number} size
+   * @param {number} i
+   */
   function sizeBox(name, size, i) {
     return h("input", {
       class: "jsm-ex-size",
@@ -99,8 +123,8 @@ export function meshRow(trial, say) {
       title: HOW,
       "data-k": `size-${i}`,
       ...OWN_KEYS,
-      onfocus: ({ target }) => target.select(),
-      onchange: ({ target }) => resize(target, size, i),
+      onfocus: (/** @type {InputEvent} */ { target }) => boxOf(target).select(),
+      onchange: (/** @type {InputEvent} */ { target }) => resize(boxOf(target), size, i),
       onkeydown(event) {
         if (!(event.key in STEPS)) return;
         event.preventDefault();
@@ -109,11 +133,16 @@ export function meshRow(trial, say) {
     });
   }
 
+  /**
+   * @param {HTMLInputElement} box
+   * @param {number} size
+   * @param {number} i
+   */
   function resize(box, size, i) {
     const axes = /^\d{1,4}$/.test(box.value.trim()) ? resized(trial.axes, i, Number(box.value)) : trial.axes;
     if (axes === trial.axes) {
       if (Number(box.value) !== size) say(`${box.value} is no size here: a whole number, and 4,096 devices at most`);
-      box.value = size;
+      box.value = String(size);
     } else edit(axes);
   }
 

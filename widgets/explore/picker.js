@@ -94,7 +94,11 @@ export function picker(trial) {
     shut();
   }
 
-  /** Enter takes the first that was found. */
+  /**
+   * Enter takes the first that was found.
+   *
+   * @param {KeyboardEvent} event
+   */
   function key(event) {
     if (event.key === "ArrowDown") {
       if (!leaves) open("");
@@ -109,7 +113,11 @@ export function picker(trial) {
     event.stopPropagation();
   }
 
-  /** In the list: Escape closes it, and Enter on an array, which the arrow keys chose already. */
+  /**
+   * In the list: Escape closes it, and Enter on an array, which the arrow keys chose already.
+   *
+   * @param {KeyboardEvent} event
+   */
   function chosen(event) {
     const id = leaves?.element.getAttribute("aria-activedescendant") ?? "none";
     const active = list.querySelector(`#${CSS.escape(id)}`);
@@ -120,8 +128,9 @@ export function picker(trial) {
     close();
   }
 
+  /** @param {FocusEvent} event */
   function left({ relatedTarget }) {
-    if (!relatedTarget || !element.contains(relatedTarget)) shut();
+    if (!relatedTarget || !element.contains(/** @type {Node} */ (relatedTarget))) shut();
   }
 
   return { element, draw };

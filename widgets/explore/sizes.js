@@ -8,8 +8,17 @@ import { count } from "./trial.js";
 export const MOST = 4096; // devices that are drawn
 const NAMES = ["data", "model", "seq", "expert", "fsdp", "replica"];
 
+/** @type {(axes: Axes, i: number, size: number) => Axes} */
 const put = (axes, i, size) => axes.map(([name, old], at) => [name, at === i ? size : old]);
+
+/**
+ * @param {Axes} axes
+ * @param {number} i
+ * @param {(size: number) => boolean} holds
+ */
 const other = (axes, i, holds) => axes.findIndex(([, size], at) => at !== i && holds(size));
+
+/** @param {number} size */
 const even = (size) => size % 2 === 0;
 
 /**
@@ -25,8 +34,8 @@ export function resized(axes, i, size) {
 }
 
 /**
- * An axis doubled or halved. Where all of the `there` devices are in use (null: nobody knows how many there are), another
- * axis gives or takes the factor, if it can: they stay in use.
+ * An axis doubled or halved. Where all of the `there` devices are in use (null: nobody knows how many there are),
+ * another axis gives or takes the factor, if it can: they stay in use.
  *
  * @param {Axes} axes
  * @param {number} i
@@ -48,6 +57,7 @@ export function scaled(axes, i, up, there) {
  *
  * @param {Axes} axes
  * @param {number | null} there
+ * @returns {Axes}
  */
 export function extended(axes, there) {
   const taken = new Set(axes.map(([name]) => name));

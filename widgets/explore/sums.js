@@ -5,6 +5,8 @@ import { count, SPACE } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 import { difference, nowText, totalText } from "./words.js";
 
+/** @import { Worked } from "./worked.js" */
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 
 /**
@@ -15,6 +17,10 @@ import { difference, nowText, totalText } from "./words.js";
 export function sums(data) {
   const element = h("div", { class: "jsm-ex-sums" });
 
+  /**
+   * @param {Worked} work
+   * @param {number} leaf
+   */
   function draw(work, leaf) {
     const copies = work.copies(leaf);
     const more = difference(data, work, leaf);
@@ -40,6 +46,11 @@ export function sums(data) {
   return { element, draw };
 }
 
+/**
+ * @param {string} label
+ * @param {Child} value
+ * @param {string} note
+ */
 const figure = (label, value, note) =>
   h(
     "div",

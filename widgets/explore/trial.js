@@ -8,8 +8,8 @@ import { synced } from "../shared/store.js";
 /** @import { Model } from "../shared/store.js" */
 
 /**
- * `wishes` has the cut of an array by its path; `laid` is the strategy's layout as Python planned it last, `compiled` what
- * the compiler made of a line, null before, "asked" while it does. None of them is changed in place.
+ * `wishes` has the cut of an array by its path; `laid` is the strategy's layout as Python planned it last, `compiled`
+ * what the compiler made of a line, null before, "asked" while it does. None of them is changed in place.
  *
  * @typedef {Omit<Sent.ExplorerState, "compiled"> & { compiled: Sent.Compiled | "asked" | null }} Tried
  * @typedef {Sent.ExplorerState["axes"]} Axes

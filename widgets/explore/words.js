@@ -20,6 +20,11 @@ const MINUS = "\u2212";
 export const setsText = (data, trial, work) =>
   byHandText(data, trial, work) + (work.moved ? `; ${count(work.moved)} more lie otherwise because of it` : "");
 
+/**
+ * @param {Sent.Explorer} data
+ * @param {Trial} trial
+ * @param {Worked} work
+ */
 function byHandText(data, trial, work) {
   const n = work.changed.length;
   if (!n) return data.step ? "the strategy's own layout, nothing is set by hand" : "nothing is cut yet";

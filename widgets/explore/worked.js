@@ -43,8 +43,8 @@ export function wished({ path, classes }, wishes, index, cut) {
 
 /**
  * What `trial` gives of the arrays in `data`: `own` and `cuts`, the strategy's layout and the one with what was set by
- * hand; `changed`, those that this sets, and how many others it has `moved`; `view`, data as the drawings of a report take
- * it, with its `mesh`; `total`, `now`, `line`, `cell`.
+ * hand; `changed`, those that this sets, and how many others it has `moved`; `view`, data as the drawings of a report
+ * take it, with its `mesh`; `total`, `now`, `line`, `cell`.
  *
  * @param {Sent.Explorer} data
  * @param {Trial} trial
@@ -84,8 +84,8 @@ export function worked(data, trial) {
  * @param {Trial} trial
  */
 function settled({ axes, strategy, wishes, laid }) {
-  const asked = laid.settled && String(laid.mesh) === String(axes) && laid.strategy === strategy;
-  return asked && JSON.stringify(laid.settled.wishes) === JSON.stringify(wishes) ? laid.settled.cuts : null;
+  if (!laid.settled || String(laid.mesh) !== String(axes) || laid.strategy !== strategy) return null;
+  return JSON.stringify(laid.settled.wishes) === JSON.stringify(wishes) ? laid.settled.cuts : null;
 }
 
 /**

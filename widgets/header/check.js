@@ -7,8 +7,8 @@ import { count } from "../shared/format.js";
 /** @import { Selection } from "../shared/selection.js" */
 
 /**
- * A line for each sentence of `lines` that names leaves, at most `most` of them; each opens its leaf. A leaf is its path
- * and by how much or where it differs; an earlier version saved both as one text.
+ * A line for each sentence of `lines` that names leaves, at most `most` of them; each opens its leaf. A leaf is its
+ * path and by how much or where it differs; an earlier version saved both as one text.
  *
  * @param {Sent.Check["lines"] | undefined} lines
  * @param {number} most
@@ -31,17 +31,25 @@ export function named(lines, most, data, selection) {
 /**
  * Which leaf a path of the check means, among those that the payload says it speaks of. A check names the step's
  * outputs, `params.w`: the leaf `state.params.w` or `w` that the step takes is the same one.
+ *
+ * @param {Sent.Report} data
  */
 function found({ failed, noise, leaves }) {
   const index = new Map();
-  for (const key of [inner, (path) => path]) {
+  for (const key of [inner, (/** @type {string} */ path) => path]) {
     for (const i of [...failed, ...noise].reverse()) index.set(key(leaves.path[i]), i);
   }
-  return (path) => index.get(path) ?? index.get(inner(path)) ?? null;
+  return (/** @type {string} */ path) => index.get(path) ?? index.get(inner(path)) ?? null;
 }
 
+/** @param {string} path */
 const inner = (path) => path.slice(path.indexOf(".") + 1) || path;
 
+/**
+ * @param {string} path
+ * @param {number | null} index
+ * @param {Selection} selection
+ */
 function leaf(path, index, selection) {
   if (index === null) return h("code", {}, path);
   const open = () => selection.select({ tab: "layout", leaf: index });

@@ -42,6 +42,10 @@ export function view(data, mesh, selection) {
   );
 }
 
+/**
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ */
 function title({ title }, mesh) {
   const axes = mesh.names.map((name, i) => [
     i ? " " : null,
@@ -59,11 +63,16 @@ function title({ title }, mesh) {
   );
 }
 
+/**
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 function verdict({ verdict, memory, communication }, mesh, selection) {
   if (!verdict.spans.length) return null;
   const opens = {
     memory: () => memory && (() => selection.select({ tab: "memory", device: memory.groups[0].top })),
-    line: (text) => {
+    line: (/** @type {string} */ text) => {
       const line = communication && lineNamed(communication, text);
       return line && (() => selection.select({ tab: "communication", line }));
     },
@@ -71,6 +80,11 @@ function verdict({ verdict, memory, communication }, mesh, selection) {
   return h("p", { class: "jsm-verdict" }, verdict.ok ? null : [sign("error"), " "], spans(verdict.spans, mesh, opens));
 }
 
+/**
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 function figures(data, mesh, selection) {
   if (!data.figures.length) return null;
   return h(
@@ -80,6 +94,12 @@ function figures(data, mesh, selection) {
   );
 }
 
+/**
+ * @param {Sent.Figure} figure
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ */
 function keyFigure(figure, data, mesh, selection) {
   const [number, unit] = figure.value.split("\u202f");
   const parts = [
@@ -99,9 +119,15 @@ function keyFigure(figure, data, mesh, selection) {
   return h("button", { type: "button", class: "jsm-figure", onclick: open }, parts);
 }
 
-/** The note, broken into lines between its parts; where its mark has the hues of axes, their names have them too. */
+/**
+ * The note, broken into lines between its parts; where its mark has the hues of axes, their names have them too.
+ *
+ * @param {Sent.Figure} figure
+ * @param {Mesh} mesh
+ */
 function note({ note, mark }, mesh) {
-  const hued = (word) => (mesh.names.includes(word) ? axis(mesh, mesh.names.indexOf(word)) : word);
+  const hued = (/** @type {string} */ word) =>
+    mesh.names.includes(word) ? axis(mesh, mesh.names.indexOf(word)) : word;
   return note
     .split(/(?<=,) /)
     .map((part, i) => [
@@ -110,9 +136,14 @@ function note({ note, mark }, mesh) {
     ]);
 }
 
+/** @param {string} text */
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-/** The hints, those that are folded behind a button. */
+/**
+ * The hints, those that are folded behind a button.
+ *
+ * @param {Sent.Report} data
+ */
 function advice({ advice: list, hints }) {
   if (!list.length) return null;
   const items = list.map(piece);
@@ -135,7 +166,11 @@ function advice({ advice: list, hints }) {
   return h("div", { class: "jsm-advice" }, h("ul", {}, items));
 }
 
-/** A hint on one line, which a click shows whole. */
+/**
+ * A hint on one line, which a click shows whole.
+ *
+ * @param {Sent.Advice} advice
+ */
 function piece({ level, head, rest, fix }) {
   const attributes = { type: "button", class: "jsm-hint", "aria-expanded": "false", onclick: toggle };
   const said = h("button", attributes, head ? [h("b", {}, head), " "] : null, rest);

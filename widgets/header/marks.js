@@ -24,11 +24,21 @@ function drawing(given) {
   return given.kind === "axes" ? axes(given) : limit(given);
 }
 
+/** @param {number} x */
 const percent = (x) => `${(100 * x).toFixed(2)}%`;
+
+/**
+ * @param {number} x
+ * @param {number} width
+ * @param {string} fill
+ * @param {number} [opacity]
+ */
 const bar = (x, width, fill, opacity) => {
   const style = { x: `min(${percent(x)}, calc(100% - ${LEAST}px))`, width: `max(${LEAST}px, ${percent(width)})` };
   return s("rect", { height: HEIGHT, fill, opacity, style });
 };
+
+/** @param {string} stroke */
 const rule = (stroke) => s("line", { x1: 0, x2: "100%", y1: 3, y2: 3, stroke });
 
 /**
@@ -40,7 +50,7 @@ function range({ min, median, max, predicted }) {
   const all = [min, max, predicted ?? median];
   const low = Math.min(...all);
   const wide = Math.max(...all) - low;
-  const at = (value) => percent(wide ? MARGIN + (1 - 2 * MARGIN) * ((value - low) / wide) : 0.5);
+  const at = (/** @type {number} */ value) => percent(wide ? MARGIN + (1 - 2 * MARGIN) * ((value - low) / wide) : 0.5);
   return [
     rule("var(--jsm-line)"),
     s("line", { x1: at(min), x2: at(max), y1: 3, y2: 3, stroke: "var(--jsm-ink-3)", "stroke-width": 3 }),
@@ -58,7 +68,11 @@ function range({ min, median, max, predicted }) {
   ];
 }
 
-/** How much of the limit is used; what is above it in the colour of errors. */
+/**
+ * How much of the limit is used; what is above it in the colour of errors.
+ *
+ * @param {Sent.ShareMark} mark
+ */
 function share({ share }) {
   const over = Math.max(0, share - 1);
   const scale = 1 / Math.max(1, share);
@@ -69,7 +83,11 @@ function share({ share }) {
   ];
 }
 
-/** What is sent over each set of axes, in the hue of its first. */
+/**
+ * What is sent over each set of axes, in the hue of its first.
+ *
+ * @param {Sent.AxesMark} mark
+ */
 function axes({ parts }) {
   let x = 0;
   return parts.map(([axis, width]) => {
@@ -79,10 +97,15 @@ function axes({ parts }) {
   });
 }
 
-/** Where a difference lies on a logarithmic scale that ends a hundredfold above its limit. */
+/**
+ * Where a difference lies on a logarithmic scale that ends a hundredfold above its limit.
+ *
+ * @param {Sent.LimitMark} mark
+ */
 function limit({ value, limit, ok }) {
   const [low, high] = [Math.log10(limit) - 4, Math.log10(limit) + 2];
-  const at = (x) => percent(Math.min(0.98, Math.max(0.02, x > 0 ? (Math.log10(x) - low) / (high - low) : 0)));
+  const at = (/** @type {number} */ x) =>
+    percent(Math.min(0.98, Math.max(0.02, x > 0 ? (Math.log10(x) - low) / (high - low) : 0)));
   return [
     rule("var(--jsm-line-2)"),
     s("line", { x1: at(limit), x2: at(limit), y1: 0, y2: HEIGHT, stroke: "var(--jsm-ink-2)", "stroke-width": 1.5 }),

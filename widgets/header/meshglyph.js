@@ -8,6 +8,8 @@ import { bytes, counted } from "../shared/format.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
+/** @typedef {ReturnType<typeof planned>} Planned */
+
 const LARGE = 64; // devices above which cells are only tinted
 const TINTS = 24;
 const DOWN = 4; // devices that may stand below each other though more of them than across
@@ -49,7 +51,13 @@ export function meshGlyph(mesh, memory) {
   );
 }
 
-/** The axes of more than one device with their sizes; of a single device the first. */
+/**
+ * The axes of more than one device with their sizes; of a single device the first.
+ *
+ * @param {Mesh} mesh
+ * @param {number} from
+ * @param {number} to
+ */
 function axisNames(mesh, from, to) {
   const axes = mesh.names.map((_, axis) => axis).slice(from, to);
   const shown = axes.filter((axis) => mesh.sizes[axis] > 1 || (mesh.count === 1 && axis === 0));
@@ -61,7 +69,10 @@ function axisNames(mesh, from, to) {
 
 /**
  * Where each device's cell lies: `at(position)` is its corner, `next(position)` its neighbours, `size` its side, `gap`
- * what is between two, `box` what all take, `filled` whether cells are large and few enough to be filled. A way across that is too long is broken into bands.
+ * what is between two, `box` what all take, `filled` whether cells are large and few enough to be filled. A way across
+ * that is too long is broken into bands.
+ *
+ * @param {Mesh} mesh
  */
 function planned(mesh) {
   const first = mesh.sizes[0] ?? 1;
@@ -74,12 +85,12 @@ function planned(mesh) {
   const gap = pitch > 7 ? 2 : pitch > 2 ? 1 : 0;
   const height = rows * pitch + (rows > 1 ? BAND : 0);
   const filled = mesh.count <= LARGE && pitch >= PITCH.fair;
-  const at = (position) => {
+  const at = (/** @type {Sent.Position} */ position) => {
     const [outer, inner] = [Math.floor(position / rest), position % rest];
     const [column, row] = turned ? [inner, outer] : [outer, inner];
     return [(column % across) * pitch, Math.floor(column / across) * height + row * pitch];
   };
-  const next = (position) => {
+  const next = (/** @type {Sent.Position} */ position) => {
     const [outer, inner] = [Math.floor(position / rest), position % rest];
     const right = turned ? [outer, inner + 1] : [outer + 1, inner];
     const below = turned ? [outer + 1, inner] : [outer, inner + 1];
@@ -91,21 +102,41 @@ function planned(mesh) {
   return { turned, filled, size: pitch - gap, gap, box, at, next };
 }
 
+/**
+ * @param {number} columns
+ * @param {number} rows
+ * @param {number} bands
+ */
 const room = (columns, rows, bands) => Math.min(PITCH.most, (WIDTH * bands) / columns, HEIGHT / (rows * bands));
 
-/** Into how many bands: the fewest whose cells are of a fair size, else those with the largest cells. */
+/**
+ * Into how many bands: the fewest whose cells are of a fair size, else those with the largest cells.
+ *
+ * @param {number} columns
+ * @param {number} rows
+ */
 function broken(columns, rows) {
-  const pitch = (bands) => room(columns, rows, bands);
+  const pitch = (/** @type {number} */ bands) => room(columns, rows, bands);
   const ways = Array.from({ length: columns }, (_, i) => i + 1).filter((bands) => columns % bands === 0);
   return ways.find((bands) => pitch(bands) >= PITCH.fair) ?? ways.reduce((a, b) => (pitch(b) > pitch(a) ? b : a));
 }
 
-/** For each device how much of its limit it takes; 0 where that is not known, or there is no limit. */
+/**
+ * For each device how much of its limit it takes; 0 where that is not known, or there is no limit.
+ *
+ * @param {Mesh} mesh
+ * @param {Sent.Memory | null} memory
+ */
 function filled(mesh, memory) {
   const limit = memory?.limit ?? Infinity;
   return Array.from({ length: mesh.count }, (_, i) => Math.min(1, (memory?.devices.peak[i] ?? 0) / limit));
 }
 
+/**
+ * @param {number[]} shares
+ * @param {Planned} plan
+ * @param {Sent.Position | null} fullest
+ */
 function cells(shares, { at, size }, fullest) {
   return shares.map((share, position) => {
     const [x, y] = at(position);
@@ -124,7 +155,12 @@ function cells(shares, { at, size }, fullest) {
   });
 }
 
-/** Lines between neighbours on different hosts, in the gap between their cells. */
+/**
+ * Lines between neighbours on different hosts, in the gap between their cells.
+ *
+ * @param {Mesh} mesh
+ * @param {Planned} plan
+ */
 function hostLines(mesh, { at, next, size, gap }) {
   const lines = mesh.devices.map((_, position) => {
     const [[x, y], { right, below }] = [at(position), next(position)];
@@ -137,9 +173,15 @@ function hostLines(mesh, { at, next, size, gap }) {
   return lines.join("");
 }
 
-/** One path per tint, so that thousands of devices are as light as eight. */
+/**
+ * One path per tint, so that thousands of devices are as light as eight.
+ *
+ * @param {number[]} shares
+ * @param {Planned} plan
+ * @param {Sent.Position | null} fullest
+ */
 function tints(shares, { at, size }, fullest) {
-  const square = (position) => `M${at(position).join(" ")}h${size}v${size}h-${size}z`;
+  const square = (/** @type {Sent.Position} */ position) => `M${at(position).join(" ")}h${size}v${size}h-${size}z`;
   const paths = Array.from({ length: TINTS + 1 }, () => /** @type {string[]} */ ([]));
   shares.forEach((share, position) => paths[Math.round(share * TINTS)].push(square(position)));
   const drawn = paths.map(
@@ -150,16 +192,25 @@ function tints(shares, { at, size }, fullest) {
   return [drawn, fullest === null ? null : s("path", { d: square(fullest), ...outline })];
 }
 
-/** Squared, for the eye tells dark tints apart less well than light ones. */
+/**
+ * Squared, for the eye tells dark tints apart less well than light ones.
+ *
+ * @param {number} share
+ */
 const tint = (share) => 0.15 + 0.85 * share ** 2;
 
+/**
+ * @param {Mesh} mesh
+ * @param {Sent.Memory | null} memory
+ * @param {Planned} plan
+ */
 function spoken(mesh, memory, plan) {
   const axes = mesh.names.map((name, i) => `${name} ${mesh.sizes[i]}`).join(" by ");
   const hosts = new Set(mesh.hosts).size;
   const said = `${counted(mesh.count, "device")}${hosts ? ` on ${counted(hosts, "host")}` : ""}: ${axes}`;
   const top = memory?.groups[0].top ?? null;
-  const peak = top === null ? null : memory.devices.peak[top];
-  if (peak === null) return said;
+  const peak = memory && top !== null ? memory.devices.peak[top] : null;
+  if (!memory || top === null || peak === null) return said;
   const known = memory.limit !== null;
   const drawn = plan.filled ? "each filled to its share of" : "each as dark as its share of";
   const of = known ? ` of ${memory.limit_text}` : "";

@@ -22,6 +22,10 @@ export function options(found) {
   );
 }
 
+/**
+ * @param {Sent.Options["rows"][number]} options
+ * @param {number} i
+ */
 function row([change, values, shares], i) {
   const name = i ? h("code", {}, change) : change;
   const cells = values.map((value, k) =>

@@ -7,10 +7,14 @@ import { over, overText, pieces, SEAM } from "../shared/kinds.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
+/** @typedef {{ kind: string, axes: number[] | null, took: string, own: boolean, part: number }} Part */
+
 const BAR = 12; // px
 const AWAY = 6; // px between a label and the next part
 const LEAST = 0.01; // of the step: a smaller part is told in the communication view alone
 const NAMED = 3; // parts told in words that have no label
+
+/** @type {Record<string, string>} */
 const OWN = {
   compute: "Compute: the products whose arithmetic takes longer than reading and writing their bytes",
   memory: "Memory: the products that wait for the chip's memory, and the update",
@@ -18,6 +22,8 @@ const OWN = {
 const RANGE =
   "From products at the chip's peak and all overlapped that can be, to products as far from it as they were seen and" +
   " nothing overlapped";
+
+/** @type {Record<string, number>} */
 const FILLED = { compute: 1, memory: 0.6 };
 
 /**
@@ -55,6 +61,11 @@ export function timeStrip(time, mesh) {
   return element;
 }
 
+/**
+ * @param {Part[]} parts
+ * @param {Mesh} mesh
+ * @param {string} text
+ */
 function bar(parts, mesh, text) {
   const told = parts.map((each) => `${named(each, mesh)} ${share(each.part)}, ${each.took}`);
   const label = `Predicted step of ${text}: ${told.join("; ")}`;
@@ -81,9 +92,14 @@ function bar(parts, mesh, text) {
   );
 }
 
+/** @param {number} at */
 const seam = (at) => at > 0 && at < 100 && s("rect", { x: `${at}%`, width: SEAM, height: BAR, fill: "var(--jsm-bg)" });
 
-/** The collectives, as shares of all of them. */
+/**
+ * The collectives, as shares of all of them.
+ *
+ * @param {Part[]} parts
+ */
 function within(parts) {
   const all = parts.reduce((sum, { part }) => sum + part, 0) || 1;
   return pieces(
@@ -92,8 +108,16 @@ function within(parts) {
   );
 }
 
+/**
+ * @param {Part} part
+ * @param {Mesh} mesh
+ */
 const named = ({ kind, axes, own }, mesh) => (own ? kind : `${kind} over ${overText(axes, null, mesh)}`);
 
+/**
+ * @param {Part} part
+ * @param {Mesh} mesh
+ */
 function label({ kind, axes, took, part, own }, mesh) {
   const what = own ? null : [over(axes, null, mesh), " "];
   return h(
@@ -104,7 +128,13 @@ function label({ kind, axes, took, part, own }, mesh) {
   );
 }
 
-/** Put each label under its part, without its time where that is too wide; returns the parts that have no room. */
+/**
+ * Put each label under its part, without its time where that is too wide; returns the parts that have no room.
+ *
+ * @param {Part[]} parts
+ * @param {HTMLElement[]} labels
+ * @param {number} width
+ */
 function fitted(parts, labels, width) {
   let at = 0;
   return parts.filter(({ part }, i) => {
@@ -112,7 +142,7 @@ function fitted(parts, labels, width) {
     node.style.left = `${100 * at}%`;
     at += part;
     const room = part * width - (i < parts.length - 1 ? AWAY : 0);
-    const fits = (timed) => {
+    const fits = (/** @type {boolean} */ timed) => {
       node.classList.toggle("jsm-untimed", !timed);
       return node.offsetWidth <= room;
     };
@@ -122,7 +152,12 @@ function fitted(parts, labels, width) {
   });
 }
 
-/** `also all-to-all over data 0.6%, 278 us`: parts too small for a label. */
+/**
+ * `also all-to-all over data 0.6%, 278 us`: parts too small for a label.
+ *
+ * @param {Part[]} parts
+ * @param {Mesh} mesh
+ */
 function also(parts, mesh) {
   const told = parts
     .slice(0, NAMED)

@@ -20,11 +20,16 @@ import { pager } from "./pager.js";
 import { blockAt, holderOf, holderTexts, holds, LEAST_NUMBER, moved, panelOf } from "./plan.js";
 import { onScalar, scalar } from "./scalar.js";
 
+/** @type {Record<string, number[]>} */
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/** @type {Record<string, number>} */
 const PAGES = { PageUp: -1, PageDown: 1 };
 const LEAST_MARK = 2; // px: a smaller block is marked as if it were as large
 const DENSE = 4; // px: lines closer than this would hide a mark below them
 
+/** @import { Frame } from "./frames.js" */
+/** @import { Position } from "../shared/payload_types.js" */
 /** @import { Leaf, Mesh } from "../shared/mesh.js" */
 /** @import { Selected, Selection } from "../shared/selection.js" */
 /** @import { Changed } from "../shared/store.js" */
@@ -58,6 +63,7 @@ export class Blocks {
   constructor(mesh, selection, describedBy) {
     this.mesh = mesh;
     this.selection = selection;
+    /** @type {SVGSVGElement} */
     this.svg = s("svg", {
       class: "jsm-blocks",
       tabindex: 0,
@@ -140,10 +146,12 @@ export class Blocks {
     ];
   }
 
+  /** @param {number} panel */
   #textOf(panel) {
     return panelText(this.#leaf, this.#picture.plan, blockAt(this.#picture.plan, panel, 0, 0));
   }
 
+  /** @param {{ panel: number }} frame */
   #panelOf(frame) {
     return this.#picture.paged ? this.#panel : frame.panel;
   }
@@ -156,6 +164,7 @@ export class Blocks {
     return block === null ? (this.#browsed ?? 0) : panelOf(this.#picture.plan, block);
   }
 
+  /** @param {number} step */
   #turn(step) {
     const { panels } = this.#picture;
     this.#browsed = (this.#panel + step + panels) % panels;
@@ -185,6 +194,7 @@ export class Blocks {
     else replace(this.#marked, position === null ? [] : this.#markOf(position));
   }
 
+  /** @param {Position} position */
   #markOf(position) {
     const { plan, frames } = this.#picture;
     const block = blockOf(this.mesh, this.#leaf, position);
@@ -197,7 +207,11 @@ export class Blocks {
     return [s("rect", { class: "jsm-detail-shown", ...atLeast(box, LEAST_MARK) }), text];
   }
 
-  /** The block under the pointer, null for none. */
+  /**
+   * The block under the pointer, null for none.
+   *
+   * @param {MouseEvent} event
+   */
   #under(event) {
     const box = this.svg.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -206,14 +220,22 @@ export class Blocks {
     return at && blockAt(this.#picture.plan, this.#panelOf(at), at.down, at.across);
   }
 
-  /** The chosen device if it holds `block`, else the first that does. */
+  /**
+   * The chosen device if it holds `block`, else the first that does.
+   *
+   * @param {number[] | null} block
+   */
   #pointedAt(block) {
     if (block === null) return null;
     const { device } = this.selection;
     return holds(this.mesh, this.#leaf, device, block) ? device : holderOf(this.mesh, this.#leaf, block);
   }
 
-  /** Select a holder of `block`: the first, and each time the next one. */
+  /**
+   * Select a holder of `block`: the first, and each time the next one.
+   *
+   * @param {number[] | null} block
+   */
   #choose(block, pointing = false) {
     if (block === null) return;
     const all = holders(this.mesh, this.#leaf, holderOf(this.mesh, this.#leaf, block));
@@ -222,6 +244,7 @@ export class Blocks {
     this.selection.point(pointing ? device : null);
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
     const { mesh, selection } = this;
     const { plan, panels, paged } = this.#picture;
@@ -236,7 +259,7 @@ export class Blocks {
     const to = moved(plan, block, from, ARROWS[event.key] ?? [0, 0], PAGES[event.key] ?? 0);
     this.#browsed = null;
     selection.point(null);
-    selection.select({ device: holderOf(mesh, this.#leaf, to, device) });
+    selection.select({ device: holderOf(mesh, this.#leaf, to, device ?? 0) });
     this.show({});
   }
 
@@ -250,7 +273,12 @@ export class Blocks {
   }
 }
 
-/** A rectangle around the middle of `box`, grown to `least` where it is smaller. */
+/**
+ * A rectangle around the middle of `box`, grown to `least` where it is smaller.
+ *
+ * @param {ReturnType<typeof blockBox>} box
+ * @param {number} least
+ */
 function atLeast(box, least) {
   const [width, height] = [Math.max(box.width, least), Math.max(box.height, least)];
   return { x: box.x - (width - box.width) / 2, y: box.y - (height - box.height) / 2, width, height };

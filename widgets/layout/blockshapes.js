@@ -41,6 +41,11 @@ export function blockBox({ dims, w, h }, frame, down, across) {
   return { x: left, y: top, width: right - left, height: bottom - top };
 }
 
+/**
+ * @param {number} at
+ * @param {Side | null} part
+ * @param {number} length
+ */
 const sharp = (at, part, length) => (part && length / part.pieces < SPARSE ? at : Math.round(at));
 
 /** @param {Framed} picture */
@@ -59,7 +64,7 @@ export const outlines = ({ frames, w, h }) =>
  */
 export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up }, titled }) {
   if (!count) return [];
-  const each = ({ x, y }) =>
+  const each = (/** @type {Frame} */ { x, y }) =>
     Array.from({ length: count }, (_, i) => {
       const [dx, dy] = [(i + 1) * right + 0.5, 0.5 - (i + 1) * up];
       return `M${x + dx} ${y + dy + up - 1}V${y + dy}H${x + w + dx}V${y + h + dy}h${1 - right}`;
@@ -85,11 +90,15 @@ export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up },
  * @param {Framed} picture
  */
 export function cuttingLines(leaf, { dims, frames, w, h }) {
-  const draw = (part, length, path) =>
+  const draw = (
+    /** @type {Side | null} */ part,
+    /** @type {number} */ length,
+    /** @type {(frame: Frame, at: number, out: number) => string} */ path,
+  ) =>
     cutLines(leaf, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
       const apart = length / pieces;
       const out = apart >= SPARSE ? 5 : 0;
-      const lines = frames.flatMap((f) => at.map((i) => path(f, sharpLine(part.edges[i] * length, apart), out)));
+      const lines = frames.flatMap((f) => at.map((i) => path(f, sharpLine(edge(part, i) * length, apart), out)));
       const thin = apart / (apart < 2 ? 8 : 4); // dense ones make a tint
       const width = Math.min(WIDEST, Math.max(0.02, thin));
       return s("path", {
@@ -106,6 +115,10 @@ export function cuttingLines(leaf, { dims, frames, w, h }) {
   ];
 }
 
+/**
+ * @param {number} at
+ * @param {number} apart
+ */
 const sharpLine = (at, apart) => (apart < SPARSE ? at : Math.round(at) + 0.5);
 
 /**
@@ -114,7 +127,12 @@ const sharpLine = (at, apart) => (apart < SPARSE ? at : Math.round(at) + 0.5);
  * @param {Framed} picture
  */
 export function offsetTexts({ dims, frames, w, h, ticks }) {
-  const text = (x, y, anchor, words) => s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
+  const text = (
+    /** @type {number} */ x,
+    /** @type {number} */ y,
+    /** @type {string} */ anchor,
+    /** @type {string} */ words,
+  ) => s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
   const below = (/** @type {Frame} */ f) =>
     ticks.column.map(([i, words]) => {
       const anchor = i === 0 ? "start" : i === dims.column?.pieces ? "end" : "middle";
@@ -165,7 +183,7 @@ export function holderText(ids, box, bold = null) {
   if (!lines) return null;
   const x = box.x + box.width / 2;
   const y = box.y + box.height / 2 + 4 - ((lines.length - 1) * LINE) / 2;
-  const shown = (id) => bold === null || id === bold || isCount(id);
+  const shown = (/** @type {string} */ id) => bold === null || id === bold || isCount(id);
   return s(
     "text",
     {

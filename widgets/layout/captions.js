@@ -44,6 +44,10 @@ export function captions(mesh, leaf, { column, row, panels, pieces }) {
   });
 }
 
+/**
+ * @param {number} size
+ * @param {number} pieces
+ */
 function cutText(size, pieces) {
   if (pieces === 1) return `${size} whole`;
   return size % pieces

@@ -5,6 +5,8 @@ import { bytes, count, counted } from "../shared/format.js";
 import { copies, cuts, places, uncutAxes } from "../shared/mesh.js";
 import { axis, copyable, placed, sign } from "../shared/text.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Child } from "../shared/dom.js" */
 /** @import { LeafList } from "./rows.js" */
 /** @import { Leaf, Mesh } from "../shared/mesh.js" */
 
@@ -25,11 +27,20 @@ export function notes(data, mesh, leaf) {
   ];
 }
 
+/**
+ * @param {"warning" | "error" | "info"} kind
+ * @param {Child} parts
+ */
 const box = (kind, parts) =>
   h("div", { class: `jsm-detail-note jsm-detail-note-${kind}` }, sign(kind), h("div", {}, parts));
 
+/** @param {Sent.Short} short */
 const fix = ({ fix }) => (fix ? h("div", {}, copyable(fix)) : null);
 
+/**
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ */
 function notCut(mesh, leaf) {
   const { wanted, lost, total, followers } = leaf.short;
   const times = copies(leaf);
@@ -44,8 +55,13 @@ function notCut(mesh, leaf) {
   ];
 }
 
+/** @param {string} text */
 const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
+/**
+ * @param {Mesh} mesh
+ * @param {number[]} axes
+ */
 const axesList = (mesh, axes) =>
   axes.map((index, i) => [i ? (i === axes.length - 1 ? " and " : ", ") : null, axis(mesh, index)]);
 
@@ -72,9 +88,17 @@ export function facts(mesh, leaf) {
   );
 }
 
+/**
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ */
 const devicesText = (mesh, leaf) =>
   h("span", { class: "jsm-quiet" }, ` (${count(places(mesh, leaf).length)} of ${counted(mesh.count, "device")})`);
 
+/**
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ */
 function copiesText(mesh, leaf) {
   const n = copies(leaf);
   if (n === 1) return "1, nothing kept twice";

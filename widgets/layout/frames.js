@@ -10,10 +10,17 @@ const LEAST_BLOCK = 4; // px: panels with smaller blocks are shown one by one
 const BAR = 30; // height of an array of one dimension
 const TICKS = 17; // px below a frame, for the offsets
 
+/**
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ */
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
+/** @import { Arranged } from "./plan.js" */
 /** @import { Leaf } from "../shared/mesh.js" */
-/** @typedef {{ dim: number, size: number, pieces: number, edges: number[] }} Side a dimension along an edge of a frame */
+/** @typedef {ReturnType<typeof room>} Space that a picture has beside the rows' offsets and the sheets */
+/** @typedef {{ dim: number, size: number, pieces: number, edges: number[] }} Side a dimension along a frame's edge */
 /** @typedef {{ x: number, y: number, panel: number, outer: { left: boolean, bottom: boolean } }} Frame */
 
 /**
@@ -32,8 +39,8 @@ const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
  */
 
 /**
- * The plan of `leaf` drawn `width` px wide with its frames from `top` (at least) on. All frames are `w` by `h`; `paged`: only one
- * panel is drawn, any of `panels`. A leaf without dimensions has no frames.
+ * The plan of `leaf` drawn `width` px wide with its frames from `top` (at least) on. All frames are `w` by `h`;
+ * `paged`: only one panel is drawn, any of `panels`. A leaf without dimensions has no frames.
  *
  * @param {Leaf} leaf
  * @param {number} width
@@ -71,7 +78,13 @@ const NOTHING = {
 /** @type {(size: number, pieces: number, dim: number) => Side} */
 const sideOf = (size, pieces, dim) => ({ dim, size, pieces, edges: edges(size, pieces) });
 
-/** What is left of `width` beside the rows' offsets and the sheets. */
+/**
+ * What is left of `width` beside the rows' offsets and the sheets.
+ *
+ * @param {Arranged} plan
+ * @param {Framed["dims"]} dims
+ * @param {number} width
+ */
 function room(plan, { row }, width) {
   const digits = row ? String(row.pieces > 1 ? row.size : 0).length : 0;
   const left = row ? Math.max(16, Math.ceil(digits * DIGIT) + 11) : 1;
@@ -79,13 +92,24 @@ function room(plan, { row }, width) {
   return { left, sheets, width: Math.floor(width - left - sheets * SHEET.right - 2) };
 }
 
-/** A frame's height: long arrays are drawn longer, but not by as much. */
+/**
+ * A frame's height: long arrays are drawn longer, but not by as much.
+ *
+ * @param {Framed["dims"]} dims
+ * @param {number} w
+ * @param {number} low
+ * @param {number} high
+ */
 function heightOf({ row, column }, w, low, high) {
   if (!row) return BAR;
-  const natural = w * (Math.max(1, row.size) / Math.max(1, column.size)) ** 0.28;
+  const natural = w * (Math.max(1, row.size) / Math.max(1, column?.size ?? 1)) ** 0.28;
   return Math.round(clamp(natural, row.pieces > 8 ? high : low, high));
 }
 
+/**
+ * @param {Framed["dims"]} dims
+ * @param {Space} space
+ */
 const single = (dims, space) => ({
   columns: 1,
   rows: 1,
@@ -95,20 +119,33 @@ const single = (dims, space) => ({
   h: heightOf(dims, space.width, 76, 150),
 });
 
-/** All panels beside and below each other, null if they are too many or too small for that. */
+/**
+ * All panels beside and below each other, null if they are too many or too small for that.
+ *
+ * @param {Arranged} plan
+ * @param {Framed["dims"]} dims
+ * @param {Space} space
+ * @param {number} count
+ */
 function multiples({ pieces, panels }, dims, space, count) {
   if (count > MOST_PANELS) return null;
   const gap = 14 + space.sheets * SHEET.right;
   let columns = clamp(Math.floor((space.width + gap) / (LEAST_PANEL + gap)), 1, count);
-  const inner = pieces[panels.at(-1)];
+  const inner = pieces[panels[panels.length - 1]];
   if (panels.length > 1 && inner <= columns) columns = inner;
   columns = Math.ceil(count / Math.ceil(count / columns));
   const w = Math.floor((space.width - (columns - 1) * gap) / columns);
   const h = heightOf(dims, w, 44, 100);
-  const fits = w / dims.column.pieces >= LEAST_BLOCK && (!dims.row || h / dims.row.pieces >= LEAST_BLOCK);
+  const fits = w / (dims.column?.pieces ?? 1) >= LEAST_BLOCK && (!dims.row || h / dims.row.pieces >= LEAST_BLOCK);
   return fits ? { columns, rows: Math.ceil(count / columns), count, gap, w, h } : null;
 }
 
+/**
+ * @param {ReturnType<typeof single>} grid
+ * @param {Space} space
+ * @param {number} top
+ * @param {Framed["dims"]} dims
+ */
 function placed({ columns, rows, count, gap, w, h }, { left, sheets }, top, dims) {
   const behind = sheets * SHEET.up;
   const title = count > 1 ? 14 : 0;
@@ -132,7 +169,13 @@ function placed({ columns, rows, count, gap, w, h }, { left, sheets }, top, dims
   };
 }
 
-/** The offsets written along both edges: `[[edge number, text], ...]`. */
+/**
+ * The offsets written along both edges: `[[edge number, text], ...]`.
+ *
+ * @param {Framed["dims"]} dims
+ * @param {number} w
+ * @param {number} h
+ */
 function ticks({ column, row }, w, h) {
   /** @type {(part: Side, length: number, each: (digits: number) => number) => [edge: number, text: string][]} */
   const at = (part, length, each) => {
@@ -141,7 +184,7 @@ function ticks({ column, row }, w, h) {
     return shown.map((i) => [i, String(values[i])]);
   };
   return {
-    column: at(column, w, (digits) => 1.5 * digits * DIGIT + 3),
+    column: column ? at(column, w, (digits) => 1.5 * digits * DIGIT + 3) : [],
     row: row ? at(row, h, () => 14).slice(0, -1) : [],
   };
 }
@@ -156,7 +199,8 @@ function ticks({ column, row }, w, h) {
 export function under({ frames, w, h, dims }, x, y) {
   const frame = frames.find((f) => x >= f.x && x <= f.x + w && y >= f.y && y <= f.y + h);
   if (!frame) return null;
-  const place = (part, share) => (part ? pieceAt(share, part.size, part.pieces) : 0);
+  const place = (/** @type {Side | null} */ part, /** @type {number} */ share) =>
+    part ? pieceAt(share, part.size, part.pieces) : 0;
   return {
     panel: frame.panel,
     down: place(dims.row, (y - frame.y) / h),

@@ -19,6 +19,7 @@ export function glyph(leaf) {
 
 const dot = () => s("circle", { cx: 13, cy: 8, r: 2.5, fill: "var(--jsm-ink-3)" });
 
+/** @param {Leaf} leaf */
 function sheet(leaf) {
   const copied = copies(leaf) > 1;
   const box = copied ? { x: 1.5, y: 4.5, width: 21, height: 10 } : { x: 1.5, y: 2.5, width: 23, height: 11 };
@@ -34,6 +35,9 @@ function sheet(leaf) {
 /**
  * The last cut dimension across, the one before it down; one that is cut alone and comes first is drawn down. All
  * lines of an axis are one path, so that a long list stays light.
+ *
+ * @param {Leaf} leaf
+ * @param {{ x: number, y: number, width: number, height: number }} box
  */
 function lines(leaf, box) {
   const pieces = cuts(leaf);
@@ -41,7 +45,11 @@ function lines(leaf, box) {
   const alone = cut.length === 1 && cut[0] === 0 && leaf.shape.length > 1;
   const [down, across] = alone ? [0, undefined] : [cut.at(-2), cut.at(-1)];
   const drawn = new Map();
-  const draw = (dim, most, path) => {
+  const draw = (
+    /** @type {number | undefined} */ dim,
+    /** @type {number} */ most,
+    /** @type {(at: number) => string} */ path,
+  ) => {
     if (dim === undefined) return;
     for (const [at, axis] of cutsOf(leaf, leaf.spec[dim], Math.min(pieces[dim], most))) {
       drawn.set(axis, (drawn.get(axis) ?? "") + path(at));
@@ -52,7 +60,13 @@ function lines(leaf, box) {
   return [...drawn].map(([axis, d]) => s("path", { d, stroke: hue(axis), "stroke-width": 1.4 }));
 }
 
-/** Where `n` pieces are cut, as [fraction, axis]: the major axis cuts into its share of them, the minor the rest. */
+/**
+ * Where `n` pieces are cut, as [fraction, axis]: the major axis cuts into its share of them, the minor the rest.
+ *
+ * @param {Leaf} leaf
+ * @param {number[]} axes
+ * @param {number} n
+ */
 function cutsOf(leaf, axes, n) {
   const inner = Math.max(1, Math.round(n / Math.min(n, leaf.sizes[axes[0]])));
   return Array.from({ length: n - 1 }, (_, i) => [(i + 1) / n, axes.length > 1 && (i + 1) % inner ? axes[1] : axes[0]]);

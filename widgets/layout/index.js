@@ -38,6 +38,7 @@ export function view(data, mesh, selection) {
   });
   const orders = ["tree", "size"].map((order) => orderButton(order));
 
+  /** @param {Set<number> | null} found */
   function listing(found) {
     replace(
       shown,
@@ -56,6 +57,7 @@ export function view(data, mesh, selection) {
     filter.focus();
   }
 
+  /** @param {KeyboardEvent} event */
   function key(event) {
     if (event.key === "Escape" && filter.value) clearFilter();
     else if (event.key === "ArrowDown") leaves.focus();
@@ -64,6 +66,7 @@ export function view(data, mesh, selection) {
     event.stopPropagation();
   }
 
+  /** @param {string} order */
   function orderButton(order) {
     const press = () => {
       leaves.show({ bySize: order === "size" });

@@ -3,11 +3,14 @@
 import { s } from "../shared/dom.js";
 import { cellOf, deviceIn, offset } from "./meshplan.js";
 
+/** @import { Digit } from "./meshplan.js" */
 /** @import { Cell, MeshPlan } from "./meshplan.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
 /**
  * The upper left corner of a cell.
+ *
+ * @returns {[x: number, y: number]}
  *
  * @param {MeshPlan} plan
  * @param {number} row
@@ -18,13 +21,25 @@ export const corner = ({ x, y, down, across, cw, ch, gap }, row, column) => [
   y + offset(down, row, ch, gap),
 ];
 
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} w
+ * @param {number} h
+ */
 const box = (x, y, w, h) => `M${x} ${y}h${w}v${h}h${-w}z`;
 
-/** The groups of cells without gaps between them: `[x, y, width, height]`. */
+/**
+ * The groups of cells without gaps between them: `[x, y, width, height]`.
+ *
+ * @param {MeshPlan} plan
+ */
 function groups(plan) {
   const { down, across, rows, columns, cw, ch } = plan;
-  const each = (digits, count) => (digits.length > 1 ? digits.at(-1).size : count);
+  const each = (/** @type {Digit[]} */ digits, /** @type {number} */ count) =>
+    digits.length > 1 ? digits[digits.length - 1].size : count;
   const [tall, wide] = [each(down, rows), each(across, columns)];
+  /** @type {[x: number, y: number, width: number, height: number][]} */
   const found = [];
   for (let row = 0; row < rows; row += tall) {
     for (let column = 0; column < columns; column += wide) {
@@ -71,7 +86,8 @@ export function hostLines(mesh, plan) {
   const { cw, ch, rows, columns } = plan;
   const lines = mesh.devices.map((_, position) => {
     const [row, column] = cellOf(mesh, plan, position);
-    const apart = (r, c) => r < rows && c < columns && mesh.apart(position, deviceIn(mesh, plan, r, c));
+    const apart = (/** @type {number} */ r, /** @type {number} */ c) =>
+      r < rows && c < columns && mesh.apart(position, deviceIn(mesh, plan, r, c));
     const [x, y] = corner(plan, row, column);
     const right = apart(row, column + 1) ? (x + cw + corner(plan, row, column + 1)[0]) / 2 : null;
     const below = apart(row + 1, column) ? (y + ch + corner(plan, row + 1, column)[1]) / 2 : null;
@@ -88,7 +104,8 @@ export function hostLines(mesh, plan) {
  */
 export function area(plan, cells) {
   const { across, cw, ch } = plan;
-  const inner = (across.length > 1 && across.at(-1)?.size) || plan.columns;
+  const inner = across.length > 1 ? across[across.length - 1].size : plan.columns;
+  /** @type {{ row: number, column: number, count: number }[]} */
   const runs = [];
   for (const [row, column] of cells.toSorted(([r, c], [s, d]) => r - s || c - d)) {
     const last = runs.at(-1);
@@ -138,6 +155,7 @@ export function numbers(mesh, plan) {
  */
 export const numberSize = (mesh, { cw }) => (digits(mesh) * 6.1 + 3 > cw ? "font-size:9px" : "");
 
+/** @param {Mesh} mesh */
 const digits = (mesh) => String(Math.max(...mesh.devices)).length;
 
 /**

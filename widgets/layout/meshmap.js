@@ -158,7 +158,11 @@ export class MeshMap {
     this.#number.textContent = numbered ? String(this.mesh.devices[position]) : "";
   }
 
-  /** The position of the device under the pointer, null for none. */
+  /**
+   * The position of the device under the pointer, null for none.
+   *
+   * @param {MouseEvent} event
+   */
   #under(event) {
     const box = this.node.getBoundingClientRect();
     const { down, across, rows, columns, ch, cw, gap, x, y } = this.#plan;
@@ -167,10 +171,12 @@ export class MeshMap {
     return row === null || column === null ? null : deviceIn(this.mesh, this.#plan, row, column);
   }
 
+  /** @param {Position | null} position */
   #choose(position) {
     if (position !== null) this.selection.select({ device: position });
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
     const step = ARROWS[event.key];
     if (!step && event.key !== "Enter" && event.key !== " ") return;

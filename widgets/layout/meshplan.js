@@ -20,10 +20,10 @@ const LETTER = 6.4; // px in the type of axis names
 const divisors = (/** @type {number} */ n) => Array.from({ length: n }, (_, i) => i + 1).filter((i) => n % i === 0);
 
 /**
- * The mesh as a grid at most `width` px wide. `down` and `across` are digits, outermost first. The first axis runs down and the rest across where
- * that leaves room for the devices' numbers, the longer way across where it doesn't; a very long axis is
- * broken into `bands` below each other. Further: `columns, rows` of cells `cw` by `ch` from the corner `x, y`
- * on, `gap` between groups, `w, h` of all cells, `numbers` (whether they fit), `width, height` with the labels,
+ * The mesh as a grid at most `width` px wide. `down` and `across` are digits, outermost first. The first axis runs down
+ * and the rest across where that leaves room for the devices' numbers, the longer way across where it doesn't; a very
+ * long axis is broken into `bands` below each other. Further: `columns, rows` of cells `cw` by `ch` from the corner `x,
+ * y` on, `gap` between groups, `w, h` of all cells, `numbers` (whether they fit), `width, height` with the labels,
  * `gutters` that these take on the left, `beside` (narrow enough to stand beside something).
  *
  * @param {Mesh} mesh
@@ -121,7 +121,11 @@ function sized(mesh, way, width, digits) {
   return { ...way, ...grid, columns, rows, gutters, x, y, w, h, numbers, ...size };
 }
 
-/** Cell sizes in whole px, small ones in halves, the smallest as they come. */
+/**
+ * Cell sizes in whole px, small ones in halves, the smallest as they come.
+ *
+ * @param {number} size
+ */
 const fine = (size) => (size >= 6 ? Math.floor(size) : size >= 2 ? Math.floor(size * 2) / 2 : Math.max(size, 0.1));
 
 /** @type {(digits: Digit[], count: number, gap: number) => number} */

@@ -12,7 +12,7 @@ import { count } from "../shared/format.js";
 export function pager(turn) {
   const said = h("span", {});
   const space = h("span", { class: "jsm-detail-space", "aria-hidden": "true" });
-  const button = (step, name, mark) =>
+  const button = (/** @type {number} */ step, /** @type {string} */ name, /** @type {string} */ mark) =>
     h("button", { type: "button", class: "jsm-button", "aria-label": name, onclick: () => turn(step) }, mark);
   const node = h(
     "div",
@@ -21,10 +21,13 @@ export function pager(turn) {
     button(1, "Next panel", "›"),
     h("span", { class: "jsm-detail-stack" }, space, said),
   );
-  const text = (number, total, words) => `panel ${count(number + 1)} of ${count(total)}: ${words}`;
+  const text = (/** @type {number} */ number, /** @type {number} */ total, /** @type {string} */ words) =>
+    `panel ${count(number + 1)} of ${count(total)}: ${words}`;
   return {
     node,
-    set: (number, total, words) => replace(said, text(number, total, words)),
-    reserve: (total, widest) => replace(space, text(total - 1, total, widest)),
+    set: (/** @type {number} */ number, /** @type {number} */ total, /** @type {string} */ words) =>
+      replace(said, text(number, total, words)),
+    reserve: (/** @type {number} */ total, /** @type {string} */ widest) =>
+      replace(space, text(total - 1, total, widest)),
   };
 }

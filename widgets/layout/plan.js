@@ -64,8 +64,8 @@ export function pieceAt(share, size, pieces) {
 }
 
 /**
- * The cuts of a dimension of a leaf over `axes`, by the axis that makes them: `[{axis, pieces, at}]`, outermost first. Cut `i` lies
- * before piece `i`; `pieces` is the number of parts that this axis and those outside it make.
+ * The cuts of a dimension of a leaf over `axes`, by the axis that makes them: `[{axis, pieces, at}]`, outermost first.
+ * Cut `i` lies before piece `i`; `pieces` is the number of parts that this axis and those outside it make.
  *
  * @param {Pick<Leaf, "sizes">} leaf
  * @param {number[]} axes
@@ -162,7 +162,8 @@ export function moved(plan, block, panel, [down, across], pages) {
  */
 export function holderOf(mesh, leaf, block, like = 0) {
   const { starts, sizes } = leaf;
-  const near = (at, axis) => Math.max(starts[axis], Math.min(starts[axis] + sizes[axis] - 1, at));
+  const near = (/** @type {number} */ at, /** @type {number} */ axis) =>
+    Math.max(starts[axis], Math.min(starts[axis] + sizes[axis] - 1, at));
   const coords = mesh.coords(like).map(near);
   leaf.spec.forEach((axes, dim) => {
     let at = block[dim];

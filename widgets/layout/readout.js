@@ -6,6 +6,8 @@ import { copies, holders, lies, places, sliceOf, sliceText } from "../shared/mes
 import { axis, placed } from "../shared/text.js";
 import { heldAt } from "./plan.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Leaf } from "../shared/mesh.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
 const MOST_NAMED = 6;
@@ -22,18 +24,24 @@ export function readout(mesh, id) {
   const widest = Math.max(...mesh.devices);
   return {
     node: h("div", { class: "jsm-detail-read jsm-detail-stack" }, space, said),
-    draw: (leaf) =>
+    draw: (/** @type {Leaf} */ leaf) =>
       replace(
         space,
-        lines(mesh, leaf, places(mesh, leaf).at(-1), () => widest),
+        lines(mesh, leaf, places(mesh, leaf).at(-1) ?? 0, () => widest),
       ),
-    show(leaf, position) {
+    show(/** @type {Leaf} */ leaf, /** @type {Sent.Position | null} */ position) {
       const hint = h("div", { class: "jsm-quiet" }, "Point at a block or a device to see what it holds.");
       replace(said, position === null ? hint : lines(mesh, leaf, position, (at) => mesh.devices[at]));
     },
   };
 }
 
+/**
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {Sent.Position} position
+ * @param {(position: Sent.Position) => number} idOf
+ */
 function lines(mesh, leaf, position, idOf) {
   const coords = mesh.coords(position);
   const axes = mesh.names.map((_, i) => i).filter((i) => mesh.sizes[i] > 1);
@@ -53,6 +61,12 @@ function lines(mesh, leaf, position, idOf) {
   ];
 }
 
+/**
+ * @param {Mesh} mesh
+ * @param {Leaf} leaf
+ * @param {Sent.Position} position
+ * @param {(position: Sent.Position) => number} idOf
+ */
 function sameOn(mesh, leaf, position, idOf) {
   const others = copies(leaf) - 1;
   if (others > MOST_NAMED) return `the same slice is on ${count(others)} more devices`;

@@ -9,8 +9,11 @@ import { pathNodes } from "./path.js";
 import { lost } from "./rows.js";
 import { marked } from "./search.js";
 
+/** @import { Leaf } from "../shared/mesh.js" */
 /** @import { LeafList, Row } from "./rows.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
+
+/** @typedef {{ id: string, top: number, largest: number, words: string[] }} Given */
 
 const BAR = 34; // px of the largest
 
@@ -25,6 +28,7 @@ export const roleNodes = (row) => [
   h("span", { class: "jsm-small" }, bytesNodes(row.held), " per device", row.uneven ? " at most" : null),
 ];
 
+/** @param {Row} row */
 const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
 
 /**
@@ -45,9 +49,14 @@ export function rowMaker(data, mesh) {
     (leaf) => `${leaf.dtype} ${leaf.shape} ${leaf.spec.join("|")}`,
   );
 
+  /**
+   * @param {Row} row
+   * @param {Leaf} leaf
+   */
   function typeNode(row, leaf) {
     const node = typeOf(leaf);
-    if (leaf.within.length) node.append(" ", placed(mesh, withinsOf(row, data), true));
+    const place = placed(mesh, withinsOf(row, data), true);
+    if (leaf.within.length && place) node.append(" ", place);
     return node;
   }
 
@@ -57,6 +66,11 @@ export function rowMaker(data, mesh) {
     const bar = h("span", { class: "jsm-tree-bar" });
     const element = h("div", { role: "treeitem" });
 
+    /**
+     * @param {Row} row
+     * @param {Leaf} leaf
+     * @param {Given} given
+     */
     function leafNodes(row, leaf, { largest, words }) {
       replace(path, h("span", {}, twist(row), pathNodes(row, words), signs(row, leaf, failed)), times(row));
       replace(held, bytesNodes(row.held));
@@ -71,17 +85,21 @@ export function rowMaker(data, mesh) {
       ];
     }
 
+    /**
+     * @param {Row} row
+     * @param {Given} given
+     */
     function fill(row, given) {
       const leaf = row.kind === "role" ? null : leafAt(data, row.leaves[0]);
       element.id = given.id;
       element.className = `jsm-tree-row jsm-tree-${row.kind} jsm-level-${row.level}`;
       element.style.transform = `translateY(${given.top}px)`;
       element.style.height = `${row.height}px`;
-      element.setAttribute("aria-level", row.level);
-      element.setAttribute("aria-posinset", row.index + 1);
-      element.setAttribute("aria-setsize", row.of);
+      element.setAttribute("aria-level", String(row.level));
+      element.setAttribute("aria-posinset", String(row.index + 1));
+      element.setAttribute("aria-setsize", String(row.of));
       if (row.open === null) element.removeAttribute("aria-expanded");
-      else element.setAttribute("aria-expanded", row.open);
+      else element.setAttribute("aria-expanded", String(row.open));
       if (leaf) element.title = spoken(row, leaf, data, mesh);
       else element.removeAttribute("title");
       replace(element, leaf ? leafNodes(row, leaf, given) : roleNodes(row));
@@ -91,19 +109,38 @@ export function rowMaker(data, mesh) {
   };
 }
 
-/** `make(leaf)` once for each `key(leaf)`, and copies of that. */
+/**
+ * `make(leaf)` once for each `key(leaf)`, and copies of that.
+ *
+ * @template {Element} Made
+ * @param {(leaf: Leaf) => Made} make
+ * @param {(leaf: Leaf) => string} key
+ */
 function copied(make, key) {
+  /** @type {Map<string, Made>} */
   const made = new Map();
-  return (leaf) => {
+  return (/** @type {Leaf} */ leaf) => {
     const name = key(leaf);
-    if (!made.has(name)) made.set(name, make(leaf));
-    return made.get(name).cloneNode(true);
+    const first = made.get(name) ?? make(leaf);
+    made.set(name, first);
+    return /** @type {Made} */ (first.cloneNode(true));
   };
 }
 
+/**
+ * @param {Row} row
+ * @param {LeafList} data
+ */
 const withinsOf = (row, data) => row.leaves.map((leaf) => withinOf(data, leaf));
 
-/** All of the row as text, for a hover. */
+/**
+ * All of the row as text, for a hover.
+ *
+ * @param {Row} row
+ * @param {Leaf} leaf
+ * @param {LeafList} data
+ * @param {Mesh} mesh
+ */
 function spoken(row, leaf, data, mesh) {
   const each = row.leaves.length > 1 ? `, ${count(row.leaves.length)} leaves of ${bytes(leaf.held)}` : "";
   const names = leaf.short?.wanted.map((index) => mesh.names[index]).join(" and ");
@@ -112,18 +149,32 @@ function spoken(row, leaf, data, mesh) {
   return `${row.path}  ${specText(mesh, leaf)}${place ? ` ${place.textContent}` : ""}\n${bytes(row.held)} per device${each}${short}`;
 }
 
+/** @param {Row} row */
 const twist = ({ open }) =>
   open === null ? null : h("span", { class: "jsm-twist", "aria-hidden": "true" }, open ? "\u25bc" : "\u25b6");
 
+/** @param {Row} row */
 const times = ({ leaves }) =>
   leaves.length > 1 ? h("span", { class: "jsm-times jsm-quiet" }, `\u00d7${count(leaves.length)}`) : null;
 
+/**
+ * @param {Row} row
+ * @param {Leaf} leaf
+ * @param {Set<number>} failed
+ */
 const signs = (row, leaf, failed) => [
   leaf.short && !row.told ? sign("warning", "not cut as wanted") : null,
   row.leaves.some((each) => failed.has(each)) ? sign("error", "its numbers differ") : null,
 ];
 
-/** The line below a parameter that is not cut as wanted; "per device", then the reason give way. */
+/**
+ * The line below a parameter that is not cut as wanted; "per device", then the reason give way.
+ *
+ * @param {LeafList} data
+ * @param {Mesh} mesh
+ * @param {Row} row
+ * @param {Leaf} leaf
+ */
 function told(data, mesh, row, leaf) {
   const over = leaf.short.wanted.flatMap((index, i) => [i ? " and " : " over ", axis(mesh, index)]);
   const more = lost(data, row);

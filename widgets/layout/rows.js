@@ -15,11 +15,24 @@ const ROLES = ["params", "optimizer", "batch", "rng", "other"];
 
 /**
  * A row. `key` is the same from one list to the next; `leaves` are the leaves that it stands for and `held` what one
- * device holds of them, the one that holds most where they are `uneven`, on parts of the mesh; `open` is null where there is nothing to open; `shared` counts the parts of the path that the
- * row above has too.
+ * device holds of them, the one that holds most where they are `uneven`, on parts of the mesh; `open` is null where
+ * there is nothing to open; `shared` counts the parts of the path that the row above has too.
  *
- * @typedef {{kind: "role"|"family"|"leaf", key: string, role: string, path: string, leaves: number[], held: number,
- *   level: number, open: boolean|null, told: boolean, uneven: boolean, shared: number, height: number, index: number, of: number}} Row
+ * @typedef {object} Row
+ * @property {"role" | "family" | "leaf"} kind
+ * @property {string} key
+ * @property {string} role
+ * @property {string} path
+ * @property {number[]} leaves
+ * @property {number} held
+ * @property {number} level
+ * @property {boolean | null} open
+ * @property {boolean} told
+ * @property {boolean} uneven
+ * @property {number} shared
+ * @property {number} height
+ * @property {number} index
+ * @property {number} of
  */
 
 /**
@@ -76,6 +89,12 @@ export const lost = (data, row) => sum(row.leaves, (leaf) => data.short[leaf]?.l
 /** @type {(leaves: number[], of: (leaf: number) => number) => number} */
 const sum = (leaves, of) => leaves.reduce((all, leaf) => all + of(leaf), 0);
 
+/**
+ * @param {LeafList} data
+ * @param {string} role
+ * @param {Row[]} rows
+ * @param {boolean} open
+ */
 function header(data, role, rows, open) {
   const leaves = rows.flatMap((row) => row.leaves);
   const uneven = leaves.some((leaf) => data.leaves.within[leaf]);
@@ -83,6 +102,14 @@ function header(data, role, rows, open) {
   return row({ kind: "role", key: `role ${role}`, role, path: role, leaves, held, uneven, level: 1, open });
 }
 
+/**
+ * @param {LeafList} data
+ * @param {string} role
+ * @param {string} path
+ * @param {number[]} leaves
+ * @param {number} at
+ * @param {Set<string>} opened
+ */
 const family = (data, role, path, leaves, at, opened) =>
   row({
     kind: "family",
@@ -96,6 +123,12 @@ const family = (data, role, path, leaves, at, opened) =>
     told: role === "params" && leaves[0] in data.short,
   });
 
+/**
+ * @param {LeafList} data
+ * @param {string} role
+ * @param {number} leaf
+ * @param {number} level
+ */
 const single = (data, role, leaf, level) =>
   row({
     kind: "leaf",
@@ -125,12 +158,19 @@ const row = ({ told = false, ...fields }) => ({
   ...fields,
 });
 
+/** @param {Row[]} rows */
 function numbered(rows, from = 0, of = rows.length) {
   rows.forEach((each, i) => Object.assign(each, { index: from + i, of }));
   return rows;
 }
 
-/** Open families followed by their members. */
+/**
+ * Open families followed by their members.
+ *
+ * @param {LeafList} data
+ * @param {Row[]} rows
+ * @param {boolean} bySize
+ */
 function opens(data, rows, bySize) {
   const all = rows.flatMap((each) =>
     each.open ? [each, ...numbered(each.leaves.map((leaf) => single(data, each.role, leaf, 3)))] : [each],
@@ -141,6 +181,10 @@ function opens(data, rows, bySize) {
   return all;
 }
 
+/**
+ * @param {string} above
+ * @param {string} path
+ */
 function common(above, path) {
   const [a, b] = [above.split("."), path.split(".")];
   let n = 0;

@@ -17,9 +17,10 @@ const AT = { x: 16.5, y: 36.5 };
 export function scalar(leaf) {
   const count = copies(leaf);
   const behind = Array.from({ length: Math.min(3, count - 1) }, (_, i) => 4 * (i + 1)).reverse();
-  const square = (shift) => ({ x: AT.x + shift, y: AT.y - shift, width: SIDE, height: SIDE });
+  const square = (/** @type {number} */ shift) => ({ x: AT.x + shift, y: AT.y - shift, width: SIDE, height: SIDE });
   const key = leaf.dtype.startsWith("key");
-  const text = (y, words) => s("text", { class: "jsm-ink", x: AT.x + SIDE + 22, y }, words);
+  const text = (/** @type {number} */ y, /** @type {string} */ words) =>
+    s("text", { class: "jsm-ink", x: AT.x + SIDE + 22, y }, words);
   const middle = { x: AT.x + SIDE / 2, y: AT.y + SIDE / 2 + 4, "text-anchor": "middle" };
   return {
     height: AT.y + SIDE + 8,
@@ -31,7 +32,7 @@ export function scalar(leaf) {
       text(AT.y + 6, key ? "one key," : "one value,"),
       text(AT.y + 22, count > 1 ? counted(count, "copy", "copies") : "on one device"),
     ],
-    mark: (on) => [
+    mark: (/** @type {boolean} */ on) => [
       on ? s("rect", { class: "jsm-detail-shown", ...square(0) }) : null,
       s("text", { class: `jsm-mono ${on ? "jsm-detail-on-shown" : "jsm-ink"}`, ...middle }, key ? "key" : "0-d"),
     ],

@@ -20,7 +20,10 @@ import { viewport } from "./viewport.js";
  * @param {LeafList} data
  * @param {Mesh} mesh
  * @param {Selection} selection
- * @param {{ find: ReturnType<typeof searcher>, cleared: () => void, listing: (found: Set<number> | null) => void }} query
+ * @param {object} query
+ * @param {ReturnType<typeof searcher>} query.find
+ * @param {() => void} query.cleared
+ * @param {(found: Set<number> | null) => void} query.listing
  */
 export function tree(data, mesh, selection, { find, cleared, listing }) {
   /** @type {{ bySize: boolean, found: Set<number> | null, opened: Set<string> }} */
@@ -28,7 +31,11 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
   const shut = { all: new Set(), found: new Set() }; // a new query opens what it found
   const preset = defaultLeaf(data);
   const id = uniqueId("tree");
-  const top = h("div", { class: "jsm-tree-top jsm-tree-role", "aria-hidden": "true", onclick: () => toggle(onTop) });
+  const top = h("div", {
+    class: "jsm-tree-top jsm-tree-role",
+    "aria-hidden": "true",
+    onclick: () => onTop && toggle(onTop),
+  });
   const space = h("div", { class: "jsm-tree-space", role: "none" });
   const box = h(
     "div",
@@ -59,14 +66,15 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
   let own = false; // the change of leaf comes from here
   let hidden = true;
 
-  const nameOf = (row) => `${id}-${row.key.replaceAll(" ", "-")}`;
+  const nameOf = (/** @type {Row} */ row) => `${id}-${row.key.replaceAll(" ", "-")}`;
   const view = viewport(box, space, rowMaker(data, mesh), (slot, row, from) => {
     slot.fill(row, { id: nameOf(row), top: from, largest, words });
     mark(slot, row);
   });
 
   const chosen = () => selection.leaf ?? preset;
-  const marks = (row) => row.kind !== "role" && !(row.open && row.kind === "family") && row.leaves.includes(chosen());
+  const marks = (/** @type {Row} */ row) =>
+    row.kind !== "role" && !(row.open && row.kind === "family") && row.leaves.includes(chosen() ?? -1);
   const focused = () => box.matches(":focus");
   const closed = () => (state.found === null ? shut.all : shut.found);
 
@@ -87,8 +95,12 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     onTop = above;
   }
 
+  /**
+   * @param {{ element: HTMLElement }} slot
+   * @param {Row} row
+   */
   function mark(slot, row) {
-    slot.element.setAttribute("aria-selected", marks(row));
+    slot.element.setAttribute("aria-selected", String(marks(row)));
     slot.element.classList.toggle("jsm-active", row.key === active);
   }
 
@@ -101,13 +113,16 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     else box.removeAttribute("aria-activedescendant");
   }
 
+  /** @param {MouseEvent} event */
   function press(event) {
-    const row = view.rowOf(event.target);
+    const target = /** @type {Element} */ (event.target);
+    const row = view.rowOf(target);
     if (!row) return;
-    if (row.kind === "role" || event.target.closest(".jsm-twist")) toggle(row);
+    if (row.kind === "role" || target.closest(".jsm-twist")) toggle(row);
     else choose(row);
   }
 
+  /** @param {Row} row */
   function toggle(row) {
     const keys = row.kind === "role" ? closed() : state.opened;
     if (!keys.delete(row.key)) keys.add(row.key);
@@ -116,20 +131,23 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     view.reveal(active);
   }
 
+  /** @param {Row} row */
   function choose(row) {
     active = row.key;
     own = true;
-    if (row.kind !== "role" && !row.leaves.includes(selection.leaf)) selection.select({ leaf: row.leaves[0] });
+    if (row.kind !== "role" && !row.leaves.includes(selection.leaf ?? -1)) selection.select({ leaf: row.leaves[0] });
     own = false;
     view.reveal(active);
     told();
   }
 
+  /** @param {KeyboardEvent} event */
   function key(event) {
     const at = view.place(active);
     const row = rows[at];
     if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(box.clientHeight / HEIGHT.leaf) - 2);
+    /** @type {Record<string, number>} */
     const steps = {
       ArrowDown: at + 1,
       ArrowUp: at - 1,
@@ -147,12 +165,12 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
     event.stopPropagation();
   }
 
-  const parent = (at) => rows.slice(0, at).findLast((above) => above.level < rows[at].level);
+  const parent = (/** @type {number} */ at) => rows.slice(0, at).findLast((above) => above.level < rows[at].level);
 
   /** Bring the leaf that was chosen elsewhere into view, opening what hides it. */
   function follow(keepsQuery = false) {
     const leaf = chosen();
-    const found = state.found?.has(leaf) ?? true;
+    const found = leaf === null || (state.found?.has(leaf) ?? true);
     if (leaf === null || (!found && keepsQuery)) return draw();
     if (!found) {
       cleared();

@@ -24,7 +24,8 @@ export const render = (context) =>
     const { model } = context;
     const training = new Training(data);
     root.append(training.element);
-    const hear = (message) => message?.kind === "update" && training.take(message.update);
+    const hear = (/** @type {{ kind: string, update: TrainingUpdate } | undefined} */ message) =>
+      message?.kind === "update" && training.take(message.update);
     const renew = async () => training.take(await unpacked(model.get("_data")), true);
     model.on("msg:custom", hear);
     model.on("change:_data", renew);
@@ -101,11 +102,17 @@ class Training {
   }
 }
 
-/** The curves that have a chart: those of the step first, then those of its loop that tell most. */
+/**
+ * The curves that have a chart: those of the step first, then those of its loop that tell most.
+ *
+ * @param {CurveTail[]} all
+ * @param {CurveTail[]} loop
+ */
 function drawnOf(all, loop) {
   const named = new Map(loop.map((curve) => [curve.name, curve]));
   if (named.has("tokens_per_s")) named.delete("examples_per_s");
-  const known = DRAWN.filter((name) => (named.get(name)?.buckets.length ?? 0) > 1).slice(0, OF_LOOP);
+  const known = DRAWN.flatMap((name) => named.get(name) ?? []).filter(({ buckets }) => buckets.length > 1);
+  const shown = known.slice(0, OF_LOOP);
   const own = all.filter(({ unit }) => unit === null);
-  return [...own.slice(0, CHARTS - known.length), ...known.map((name) => named.get(name))];
+  return [...own.slice(0, CHARTS - shown.length), ...shown];
 }

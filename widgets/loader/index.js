@@ -1,15 +1,25 @@
 // The `_esm` of every report: small, because it travels with each of them. The views' module text lives in one
 // model per kernel and is evaluated once per page.
 
-/** A map that all copies of this module in a page share. */
+/** @import { Model } from "../shared/store.js" */
+
+/** @typedef {Model & { widget_manager: { get_model: (id: string) => Promise<Model> } }} HostModel has others */
+
+/**
+ * A map that all copies of this module in a page share.
+ *
+ * @param {string} name
+ */
 function shared(name) {
   const key = Symbol.for(`jaxshard_magic.${name}`);
-  globalThis[key] ??= new Map();
-  return globalThis[key];
+  const page = /** @type {Record<symbol, Map<string, any>>} */ (/** @type {unknown} */ (globalThis));
+  page[key] ??= new Map();
+  return page[key];
 }
 
 const modules = shared("modules");
 
+/** @param {HostModel} model */
 async function text(model) {
   const id = model.get("_module").slice("IPY_MODEL_".length);
   try {
@@ -20,10 +30,14 @@ async function text(model) {
   }
 }
 
-/** A front end that gives no other model's state: the kernel sends the text in a message. */
+/**
+ * A front end that gives no other model's state: the kernel sends the text in a message.
+ *
+ * @param {HostModel} model
+ */
 function asked(model) {
   return new Promise((resolve) => {
-    const hear = (message) => {
+    const hear = (/** @type {any} */ message) => {
       if (message?.kind !== "module") return;
       model.off("msg:custom", hear);
       resolve(message);
@@ -33,6 +47,7 @@ function asked(model) {
   });
 }
 
+/** @param {HostModel} model */
 async function loaded(model) {
   const { digest, text: source } = await text(model);
   if (!modules.has(digest)) {
@@ -49,7 +64,11 @@ const ROOM = 640; // px that are kept free, at most, for a view that is on its w
 const LATE = 5000; // ms after which its twin is shown instead
 const held = shared("held"); // what shows a twin again, by its class
 
-/** Keep room in the place of the static twin from the start: it shall not be seen before the view stands there. */
+/**
+ * Keep room in the place of the static twin from the start: it shall not be seen before the view stands there.
+ *
+ * @param {{ model: HostModel }} context
+ */
 function initialize({ model }) {
   const twin = model.get("_static");
   if (!twin) return;
@@ -60,11 +79,13 @@ function initialize({ model }) {
   setTimeout(release, LATE, twin);
 }
 
+/** @param {string} twin */
 function release(twin) {
   held.get(twin)?.();
   held.delete(twin);
 }
 
+/** @param {{ model: HostModel, el: HTMLElement }} context */
 async function render(context) {
   try {
     return await (await loaded(context.model)).render(context);

@@ -8,6 +8,7 @@ import { counted } from "../shared/format.js";
 import { more } from "../shared/more.js";
 import { spans } from "../shared/text.js";
 
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 
 const ROWS = 12; // of a table, listed at first
@@ -40,6 +41,7 @@ export function view({ measured }) {
   return element;
 }
 
+/** @param {Sent.Measured["kinds"]} kinds */
 const legend = (kinds) =>
   h(
     "div",
@@ -51,7 +53,11 @@ const legend = (kinds) =>
     h("span", { class: "jsm-pp-lanes" }, "one typical step"),
   );
 
-/** The lines of code by time, each with its text below its name. */
+/**
+ * The lines of code by time, each with its text below its name.
+ *
+ * @param {Sent.Measured} measured
+ */
 function lines({ heads, rows }) {
   const [first, , ...figures] = heads;
   const cells = rows.map(([name, text, ...rest]) => [
@@ -61,9 +67,14 @@ function lines({ heads, rows }) {
   return table([first, ...figures], cells, "Lines by measured time");
 }
 
+/**
+ * @param {string[]} heads
+ * @param {Child[][]} rows
+ * @param {string} named
+ */
 function table(heads, rows, named) {
-  const number = (i) => (i && !WORDS.has(heads[i]) ? "jsm-num" : null);
-  const made = (row) =>
+  const number = (/** @type {number} */ i) => (i && !WORDS.has(heads[i]) ? "jsm-num" : null);
+  const made = (/** @type {Child[]} */ row) =>
     h(
       "tr",
       {},

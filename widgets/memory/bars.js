@@ -22,7 +22,9 @@ export class Bars {
   #frame;
   #hatch = hatches();
   #tip;
+  /** @type {number | null} */
   #active = null; // the row that the Tab key reaches, null until the keyboard has been there
+  /** @type {number | null} */
   #focused = null; // the row that the keyboard is on
 
   /**
@@ -33,7 +35,9 @@ export class Bars {
    * @param {import("./devices.js").Bar[]} bars
    */
   constructor(memory, mesh, selection, bars) {
-    [this.#memory, this.#selection, this.#bars] = [memory, selection, bars];
+    this.#memory = memory;
+    this.#selection = selection;
+    this.#bars = bars;
     this.#tip = new Tip(memory, mesh);
     this.#rows = bars.map((bar, i) => this.#option(bar, i));
     const list = h(
@@ -46,6 +50,10 @@ export class Bars {
     this.element = h("div", attributes, list, this.#tip.element);
   }
 
+  /**
+   * @param {Bar} bar
+   * @param {number} i
+   */
   #option(bar, i) {
     return h("div", {
       class: "jsm-bar-row",
@@ -87,18 +95,25 @@ export class Bars {
     });
   }
 
+  /** @param {Sent.Position | null} position */
   #rowOf(position) {
     return position === null ? -1 : this.#bars.findIndex(({ members }) => members.includes(position));
   }
 
-  /** Choose the row's device; of a group the one that holds most, unless another of it is chosen. */
+  /**
+   * Choose the row's device; of a group the one that holds most, unless another of it is chosen.
+   *
+   * @param {number} i
+   */
   #choose(i) {
     const { members, top } = this.#bars[i];
-    if (!members.includes(this.#selection.device)) this.#selection.select({ device: top });
+    const { device } = this.#selection;
+    if (device === null || !members.includes(device)) this.#selection.select({ device: top });
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
-    const at = this.#rows.indexOf(event.target);
+    const at = this.#rows.indexOf(/** @type {HTMLDivElement} */ (event.target));
     const last = this.#rows.length - 1;
     const to = { ArrowDown: Math.min(at + 1, last), ArrowUp: Math.max(at - 1, 0), Home: 0, End: last }[event.key];
     if (to !== undefined) this.#rows[to].focus();
@@ -108,12 +123,20 @@ export class Bars {
     event.preventDefault();
   }
 
+  /**
+   * @param {number} i
+   * @param {number} x
+   */
   #point(i, x) {
     this.#selection.point(this.#bars[i].top);
     this.#tip.show(this.#bars[i], x, this.#rows[i].getBoundingClientRect());
   }
 
-  /** Whoever comes by keyboard sees what the pointer would show; a click has shown it already. */
+  /**
+   * Whoever comes by keyboard sees what the pointer would show; a click has shown it already.
+   *
+   * @param {number} i
+   */
   #focus(i) {
     this.#active = i;
     this.mark();

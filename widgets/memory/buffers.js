@@ -8,6 +8,11 @@ import { bytesNodes } from "../shared/text.js";
 
 const BAR = [72, 9]; // px
 
+/**
+ * @param {string} text
+ * @param {string} title
+ * @param {string} [cls]
+ */
 const head = (text, title, cls) => h("th", { scope: "col", title, class: cls ?? null }, text);
 
 /**
@@ -40,6 +45,11 @@ export function buffers(memory, opens) {
   );
 }
 
+/**
+ * @param {Sent.MemoryBuffer} buffer
+ * @param {number} most
+ * @param {(() => void) | null} open
+ */
 function row(buffer, most, open) {
   const times = buffer.count > 1 ? h("span", { class: "jsm-quieter" }, ` \u00d7${count(buffer.count)}`) : null;
   return h(
@@ -59,6 +69,10 @@ function row(buffer, most, open) {
   );
 }
 
+/**
+ * @param {Sent.MemoryBuffer} buffer
+ * @param {(() => void) | null} open
+ */
 const lineOf = ({ short, place }, open) =>
   open === null
     ? (short ?? UNKNOWN)
@@ -68,8 +82,10 @@ const lineOf = ({ short, place }, open) =>
         short,
       );
 
+/** @param {Sent.MemoryBuffer} buffer */
 const callsOf = ({ calls }) => (calls ? h("span", { class: "jsm-quieter" }, ` ${calls}`) : null);
 
+/** @param {number} part */
 const bar = (part) =>
   s(
     "svg",

@@ -10,8 +10,8 @@ const MOST = 8; // bars of groups
 const LETTERS = 20; // that a bar's label may have
 
 /**
- * A bar: `top` is the device it shows, the fullest of `members`; all are positions in the mesh. `stage` is where these lie
- * in a pipeline, `pipe=2`, empty where they are of all its stages.
+ * A bar: `top` is the device it shows, the fullest of `members`; all are positions in the mesh. `stage` is where these
+ * lie in a pipeline, `pipe=2`, empty where they are of all its stages.
  *
  * @typedef {{label: string, name: string, stage: string, top: number, members: number[]}} Bar
  */
@@ -37,9 +37,18 @@ export function barsOf(memory, mesh) {
   });
 }
 
+/**
+ * @param {string} name
+ * @param {string} stage
+ */
 const withStage = (name, stage) => (stage ? `${name}, ${stage}` : name);
 
-/** `devices 64 to 511, 448 alike`. */
+/**
+ * `devices 64 to 511, 448 alike`.
+ *
+ * @param {string} text
+ * @param {Sent.Position[]} members
+ */
 const groupName = (text, { length }) =>
   text.endsWith(" devices") ? `${text} alike` : `${text}, ${count(length)} alike`;
 
@@ -50,7 +59,8 @@ const groupName = (text, { length }) =>
  * @param {Bar[]} bars
  */
 export function unshown({ groups }, bars) {
-  const devices = (listed) => listed.reduce((sum, { members }) => sum + members.length, 0);
+  const devices = (/** @type {Pick<Bar, "members">[]} */ listed) =>
+    listed.reduce((sum, { members }) => sum + members.length, 0);
   return Math.max(0, devices(groups) - devices(bars));
 }
 
@@ -58,6 +68,7 @@ export function unshown({ groups }, bars) {
  * The roles to tell of: those that hold anything, and the temporaries where they are not known.
  *
  * @param {Sent.Memory} memory
+ * @returns {Sent.MemoryRole[]}
  */
 export function rolesOf({ roles, devices }) {
   if (roles.includes("temporaries") || !devices.temporaries.includes(null)) return roles;
@@ -161,7 +172,7 @@ export function excessOf({ limit, devices }, position) {
  */
 export function spoken(memory, bar) {
   const { name, top } = bar;
-  const said = (size) => (size === null ? "not known" : bytes(size));
+  const said = (/** @type {number | null} */ size) => (size === null ? "not known" : bytes(size));
   const of = memory.limit === null ? "" : ` of ${memory.limit_text}`;
   const roles = rolesOf(memory).map((role) => `${role} ${said(memory.devices[role][top])}`);
   const peak = memory.devices.peak[top];
@@ -169,7 +180,12 @@ export function spoken(memory, bar) {
   return `${name}: ${[held, measuredText(memory, bar), roles.join(", ")].filter(Boolean).join("; ")}`;
 }
 
-/** `measured 5.15 GiB, 1.2% more than computed`, null where no peak was measured. */
+/**
+ * `measured 5.15 GiB, 1.2% more than computed`, null where no peak was measured.
+ *
+ * @param {Sent.Memory} memory
+ * @param {Bar} bar
+ */
 function measuredText(memory, bar) {
   const found = measuredOf(memory, bar);
   if (found === null) return null;

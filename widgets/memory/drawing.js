@@ -10,6 +10,7 @@ import { ticks } from "./scale.js";
 /** @import { Scale } from "./scale.js" */
 
 /** @typedef {ReturnType<typeof hatches>} Hatch */
+/** @typedef {NonNullable<ReturnType<typeof roomOf>>} Room where the headroom is told */
 
 export const [ROW, TOP] = [19, 18]; // px of a row, and above the first
 const [BAR, Y, BASE, BOTTOM] = [13, 3, 13, 22]; // a bar's height and place in its row, its text's baseline; below
@@ -26,7 +27,14 @@ const ARROW = 8; // px of arrow at least on either side of the headroom
 export function hatches() {
   const made = { other: uniqueId("other"), batch: uniqueId("batch"), error: uniqueId("error") };
   const url = (/** @type {keyof typeof made} */ name) => `url(#${made[name]})`;
-  const pattern = (id, size, turn, ground, ink, width) =>
+  const pattern = (
+    /** @type {string} */ id,
+    /** @type {number} */ size,
+    /** @type {number} */ turn,
+    /** @type {string} */ ground,
+    /** @type {string} */ ink,
+    /** @type {number} */ width,
+  ) =>
     s(
       "pattern",
       { id, width: size, height: size, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${turn})` },
@@ -58,6 +66,7 @@ export function hatches() {
 export function frame(memory, bars, plan, room, hatch) {
   const bottom = TOP + bars.length * ROW;
   const { width, x, end, ends } = plan;
+  const most = onScale(memory, plan);
   return s(
     "svg",
     { class: "jsm-bars-frame", width, height: bottom + BOTTOM, "aria-hidden": "true" },
@@ -66,7 +75,7 @@ export function frame(memory, bars, plan, room, hatch) {
     s("text", { x: 0, y: 8, class: "jsm-mark" }, "device"),
     s("text", { x: ends[0], y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
     isMeasured(memory) ? measuredHead(ends) : null,
-    onScale(memory, plan) === null ? null : limit(memory, bars, plan, bottom),
+    most === null ? null : limit(memory, most, bars, plan, bottom),
   );
 }
 
@@ -88,7 +97,15 @@ const measuredHead = ([before, end]) => [
   s("text", { x: end, y: 8, class: "jsm-mark", "text-anchor": "end" }, "measured"),
 ];
 
-/** A tick leaves out the row of the headroom's label where that stands on it. */
+/**
+ * A tick leaves out the row of the headroom's label where that stands on it.
+ *
+ * @param {number} x
+ * @param {number} at
+ * @param {string} label
+ * @param {number} bottom
+ * @param {Room | null} room
+ */
 function tick(x, at, label, bottom, room) {
   const across = room && room.from < x && x < room.to;
   const line = across
@@ -100,8 +117,15 @@ function tick(x, at, label, bottom, room) {
   ];
 }
 
-function limit(memory, bars, { x, x0, x1 }, bottom) {
-  const at = Math.round(x(memory.limit)) + 0.5;
+/**
+ * @param {Sent.Memory} memory
+ * @param {number} most
+ * @param {Bar[]} bars
+ * @param {Scale} plan
+ * @param {number} bottom
+ */
+function limit(memory, most, bars, { x, x0, x1 }, bottom) {
+  const at = Math.round(x(most)) + 0.5;
   const over = Math.max(...bars.map(({ top }) => excessOf(memory, top) ?? 0));
   const text = `${over > 0 ? `${bytes(over)} too much, ` : ""}limit ${memory.limit_text}`;
   const long = NARROW * text.length;
@@ -157,18 +181,33 @@ export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch
   );
 }
 
+/** @param {string} stage */
 const stageText = (stage) => s("tspan", { class: "jsm-bar-stage" }, ` ${stage}`);
 
-/** A tick over all of the row, with a seam of the ground beside it: it may stand on the bar. */
+/**
+ * A tick over all of the row, with a seam of the ground beside it: it may stand on the bar.
+ *
+ * @param {number} x
+ */
 function measuredTick(x) {
   const d = `M${x} ${Y - OVER}V${Y + BAR + OVER}`;
   return [s("path", { d, class: "jsm-bar-seam" }), s("path", { d, class: "jsm-bar-measured" })];
 }
 
-/** `× 63`, empty where the label says so already. */
+/**
+ * `× 63`, empty where the label says so already.
+ *
+ * @param {Bar} bar
+ */
 const timesText = ({ label, members }) =>
   members.length > 1 && !label.endsWith(" devices") ? `\u00d7 ${count(members.length)}` : "";
 
+/**
+ * @param {Sent.Memory} memory
+ * @param {Sent.Position} position
+ * @param {Scale["x"]} x
+ * @param {Hatch} hatch
+ */
 function segments(memory, position, x, hatch) {
   let at = 0;
   return rolesOf(memory).map((role) => {
@@ -179,7 +218,14 @@ function segments(memory, position, x, hatch) {
   });
 }
 
-/** Batch is striped: in grey it is as dark as the optimizer and the temporaries, between which it stands. */
+/**
+ * Batch is striped: in grey it is as dark as the optimizer and the temporaries, between which it stands.
+ *
+ * @param {Sent.MemoryRole} role
+ * @param {number} from
+ * @param {number} to
+ * @param {Hatch} hatch
+ */
 function segment(role, from, to, hatch) {
   const width = Math.max(LEAST, to - from - (to - from > 4 * GAP ? GAP : 0));
   const box = { x: from, y: Y, width, height: BAR };
@@ -187,9 +233,15 @@ function segment(role, from, to, hatch) {
   return s("rect", { ...box, fill: role === "batch" ? hatch.url("batch") : `var(--jsm-${role})` });
 }
 
+/**
+ * @param {number} from
+ * @param {number} to
+ * @param {Hatch} hatch
+ */
 const tooMuch = (from, to, hatch) =>
   s("rect", { x: from, y: Y, width: Math.max(LEAST, to - from), height: BAR, ...hatch.fill("error") });
 
+/** @param {number} x */
 const openEnd = (x) =>
   s("path", { d: `M${x + OPEN} ${Y + 0.5}H${x + 1.5}V${Y + BAR - 0.5}H${x + OPEN}`, class: "jsm-bar-open" });
 
@@ -216,6 +268,7 @@ export function roomOf(memory, bars, at, plan) {
   return { row: at, start, stop, from: middle - half, to: middle + half, middle, text };
 }
 
+/** @param {Room} room */
 function headroom({ start, stop, from, to, middle, text }) {
   const y = Y + BAR / 2;
   const heads = `M${start + 5} ${y - 3}l-5 3l5 3M${stop - 5} ${y - 3}l5 3l-5 3`;

@@ -65,13 +65,22 @@ export function view({ memory, communication }, mesh, selection) {
   return element;
 }
 
-/** What opens the line of a buffer in the communication, null for a line that does not stand there. */
+/**
+ * What opens the line of a buffer in the communication, null for a line that does not stand there.
+ *
+ * @param {Sent.Communication | null} communication
+ * @param {Selection} selection
+ */
 function lineOpener(communication, selection) {
-  return ({ source, line }) =>
+  return (/** @type {Sent.LineFacts} */ { source, line }) =>
     communication && stands(communication, source, line)
       ? () => selection.select({ tab: "communication", line: { source, line } })
       : null;
 }
 
-/** `3,630 more devices hold less`. */
+/**
+ * `3,630 more devices hold less`.
+ *
+ * @param {number} n
+ */
 const restText = (n) => `${counted(n, "more device holds", "more devices hold")} less`;

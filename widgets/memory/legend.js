@@ -8,6 +8,7 @@ import { isMeasured, rolesOf } from "./devices.js";
 /** @import { Scale } from "./scale.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
 
+/** @type {Record<string, string>} */
 const TOLD = {
   params: "Parameters of the model",
   optimizer: "State of the optimizer",
@@ -32,9 +33,11 @@ export class Legend {
    * @param {Mesh} mesh
    */
   constructor(memory, mesh) {
-    [this.#memory, this.#mesh] = [memory, mesh];
+    this.#memory = memory;
+    this.#mesh = mesh;
     const [{ top }] = memory.groups;
-    const most = (sizes) => sizes.reduce((found, size, i) => (i === top ? found : Math.max(found, size ?? 0)), 0);
+    const most = (/** @type {(number | null)[]} */ sizes) =>
+      sizes.reduce((/** @type {number} */ found, size, i) => (i === top ? found : Math.max(found, size ?? 0)), 0);
     this.#others = new Map(rolesOf(memory).map((role) => [role, most(memory.devices[role])]));
     this.element = h("ul", { class: "jsm-legend" });
   }
@@ -43,10 +46,10 @@ export class Legend {
   draw({ x }) {
     const { devices, groups } = this.#memory;
     const [{ top }] = groups;
-    const small = (size) => x(size) - x(0) < 1;
+    const small = (/** @type {number} */ size) => x(size) - x(0) < 1;
     const items = rolesOf(this.#memory).map((role) => {
       const size = devices[role][top];
-      const note = size === null ? null : this.#note(small(size), small(this.#others.get(role)), top);
+      const note = size === null ? null : this.#note(small(size), small(this.#others.get(role) ?? 0), top);
       return h(
         "li",
         { title: TOLD[role] },
@@ -59,6 +62,11 @@ export class Legend {
     replace(this.element, items, isMeasured(this.#memory) ? measured() : null);
   }
 
+  /**
+   * @param {boolean} here
+   * @param {boolean} elsewhere
+   * @param {number} top
+   */
   #note(here, elsewhere, top) {
     if (here) return elsewhere ? "too small to see" : "more on others";
     return elsewhere && this.#mesh.count > 1 ? `device ${this.#mesh.devices[top]} only` : null;

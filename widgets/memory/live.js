@@ -35,12 +35,16 @@ export class Live {
   }
 }
 
+/**
+ * @param {Sent.LiveMemory} live
+ * @param {number} width
+ */
 function drawn(live, width) {
   const top = live.bytes[live.peak];
-  const x = (at) => (width * at) / Math.max(1, live.instructions);
-  const y = (held) => TOP + HEIGHT * (1 - held / Math.max(1, top));
+  const x = (/** @type {number} */ at) => (width * at) / Math.max(1, live.instructions);
+  const y = (/** @type {number} */ held) => TOP + HEIGHT * (1 - held / Math.max(1, top));
   const bottom = TOP + HEIGHT;
-  const point = (i) => `${x(live.at[i]).toFixed(1)} ${y(live.bytes[i]).toFixed(1)}`;
+  const point = (/** @type {number} */ i) => `${x(live.at[i]).toFixed(1)} ${y(live.bytes[i]).toFixed(1)}`;
   const steps = live.at.slice(1).map((at, i) => `H${x(at).toFixed(1)}V${y(live.bytes[i + 1]).toFixed(1)}`);
   const line = `M${point(0)}${steps.join("")}H${width}`;
   const { told } = live;
@@ -59,6 +63,11 @@ function drawn(live, width) {
   );
 }
 
+/**
+ * @param {Sent.LiveMemory} live
+ * @param {(at: number) => number} x
+ * @param {number} bottom
+ */
 function phases({ phases: found, instructions }, x, bottom) {
   return found.map(([name, from], i) => {
     const [start, end] = [x(from), x(found[i + 1]?.[1] ?? instructions)];

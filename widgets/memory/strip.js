@@ -19,6 +19,7 @@ export class Strip {
   #mesh;
   #selection;
   #order; // positions, fullest first; those whose peak is not known are left out
+  /** @type {Map<Sent.Position | null, number>} */
   #place; // of each position in that order
   #span = [0, 1]; // px at which the line begins and ends
   #cursor = s("path", { class: "jsm-mem-strip-cursor" });
@@ -32,7 +33,9 @@ export class Strip {
    * @param {Selection} selection
    */
   constructor(memory, mesh, selection) {
-    [this.#memory, this.#mesh, this.#selection] = [memory, mesh, selection];
+    this.#memory = memory;
+    this.#mesh = mesh;
+    this.#selection = selection;
     const { peak } = memory.devices;
     this.#order = peak
       .flatMap((size, i) => (size === null ? [] : [i]))
@@ -59,14 +62,14 @@ export class Strip {
   draw({ width, x0, x1 }) {
     const { devices, limit_text: text, scale_note: own } = this.#memory;
     const limit = own === null ? this.#memory.limit : null;
-    const fullest = devices.peak[this.#order[0]];
+    const fullest = devices.peak[this.#order[0]] ?? 0;
     const most = Math.max(1, limit ?? 0, fullest);
     const [left, bottom] = [Math.max(x0, LABEL), TOP + HEIGHT];
     this.#span = [left, x1];
-    const y = (size) => bottom - (HEIGHT * size) / most;
+    const y = (/** @type {number} */ size) => bottom - (HEIGHT * size) / most;
     const line = this.#line(y);
     const area = `${line}V${bottom}H${left}Z`;
-    const label = (at, said, more = "") =>
+    const label = (/** @type {number} */ at, /** @type {string | null} */ said, more = "") =>
       s("text", { x: left - 8, y: at, "text-anchor": "end", class: `jsm-mark ${more}` }, said);
     replace(
       this.#plot,
@@ -87,20 +90,25 @@ export class Strip {
     this.mark();
   }
 
-  /** The peaks as steps; devices that hold the same to a tenth of a pixel are one. */
+  /**
+   * The peaks as steps; devices that hold the same to a tenth of a pixel are one.
+   *
+   * @param {(size: number) => number} y
+   */
   #line(y) {
     const { peak } = this.#memory.devices;
     let line = "";
     /** @type {number | null} */
     let last = null;
     this.#order.forEach((position, i) => {
-      const at = Math.round(10 * y(peak[position])) / 10;
+      const at = Math.round(10 * y(peak[position] ?? 0)) / 10;
       if (at !== last) line += last === null ? `M${this.#x(0)} ${at}` : `H${this.#x(i).toFixed(1)}V${at}`;
       last = at;
     });
     return `${line}H${this.#x(this.#order.length)}`;
   }
 
+  /** @param {number} i */
   #x(i) {
     const [from, to] = this.#span;
     return from + ((to - from) * i) / this.#order.length;
@@ -115,22 +123,28 @@ export class Strip {
     const [n, all] = [this.#order.length, this.#mesh.count];
     const said = at === undefined ? null : this.#told(at);
     this.#said.textContent = said ?? `${count(n)}${n < all ? ` of ${count(all)}` : ""} devices, fullest first`;
-    this.#plot.setAttribute("aria-valuenow", (at ?? 0) + 1);
+    this.#plot.setAttribute("aria-valuenow", String((at ?? 0) + 1));
     this.#plot.setAttribute("aria-valuetext", said ?? this.#told(0));
   }
 
+  /**
+   * @param {SVGPathElement} path
+   * @param {Sent.Position | null} position
+   */
   #upright(path, position) {
     const at = this.#place.get(position);
     const x = at === undefined ? null : (this.#x(at) + this.#x(at + 1)) / 2;
     path.setAttribute("d", x === null ? "" : `M${x.toFixed(1)} ${TOP - 4}V${TOP + HEIGHT}`);
   }
 
+  /** @param {number} at */
   #told(at) {
     const position = this.#order[at];
     const place = `${count(at + 1)} of ${count(this.#order.length)}, fullest first`;
     return `device ${this.#mesh.devices[position]}: ${bytes(this.#memory.devices.peak[position])}, ${place}`;
   }
 
+  /** @param {MouseEvent} event */
   #under(event) {
     const [from, to] = this.#span;
     const x = event.clientX - this.#plot.getBoundingClientRect().left;
@@ -138,18 +152,22 @@ export class Strip {
     return this.#order[Math.max(0, Math.min(this.#order.length - 1, at))];
   }
 
+  /** @param {MouseEvent} event */
   #point(event) {
     this.#selection.point(this.#under(event));
   }
 
+  /** @param {Sent.Position} position */
   #choose(position) {
     this.#selection.select({ device: position });
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
     const last = this.#order.length - 1;
     const at = this.#place.get(this.#selection.shown) ?? -1;
     const leap = Math.max(1, Math.round(last / LEAP));
+    /** @type {Record<string, number>} */
     const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: leap, PageUp: -leap };
     const to = { Home: 0, End: last }[event.key] ?? at + (steps[event.key] ?? NaN);
     if (!Number.isNaN(to)) this.#selection.point(this.#order[Math.max(0, Math.min(last, to))]);
@@ -159,7 +177,14 @@ export class Strip {
   }
 }
 
-/** The part of `area` above the limit, which lies at `y`. */
+/**
+ * The part of `area` above the limit, which lies at `y`.
+ *
+ * @param {string} area
+ * @param {number} left
+ * @param {number} right
+ * @param {number} y
+ */
 function tooMuch(area, left, right, y) {
   const id = uniqueId("over");
   return [

@@ -4,6 +4,7 @@ import { h, replace } from "../shared/dom.js";
 import { bytes, share } from "../shared/format.js";
 import { excessOf, measuredOf, offText, rolesOf } from "./devices.js";
 
+/** @import { Child } from "../shared/dom.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Bar } from "./devices.js" */
 /** @import { Mesh } from "../shared/mesh.js" */
@@ -23,7 +24,8 @@ export class Tip {
    * @param {Mesh} mesh
    */
   constructor(memory, mesh) {
-    [this.#memory, this.#mesh] = [memory, mesh];
+    this.#memory = memory;
+    this.#mesh = mesh;
     // A screen reader hears the same from the bar's label.
     this.element = h("div", { class: "jsm-tip jsm-bar-tip", "aria-hidden": "true", hidden: true });
   }
@@ -56,12 +58,13 @@ export class Tip {
     this.element.hidden = true;
   }
 
+  /** @param {Bar} bar */
   #told(bar) {
     const { devices, limit, limit_text: text, source } = this.#memory;
     const [peak, excess] = [devices.peak[bar.top], excessOf(this.#memory, bar.top)];
     const measured = measuredOf(this.#memory, bar);
-    const line = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
-    const used = excess === null ? null : `${share(peak / limit)} of ${text}`;
+    const line = (/** @type {string} */ name, /** @type {Child} */ value) => [h("dt", {}, name), h("dd", {}, value)];
+    const used = peak === null || limit === null ? null : `${share(peak / limit)} of ${text}`;
     return [
       h("b", {}, bar.name),
       h(

@@ -29,7 +29,7 @@ export class Whole {
   draw({ width, x0, x1, end }) {
     const { limit, limit_text: text } = this.#memory;
     const [from, to] = [x0, x1];
-    const seen = Math.max(LEAST, ((to - from) * end) / limit);
+    const seen = Math.max(LEAST, ((to - from) * end) / (limit ?? end));
     const bottom = TOP + BAR;
     replace(
       this.#plot,

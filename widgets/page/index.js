@@ -6,6 +6,14 @@ import { inflated } from "../shared/payload.js";
 
 /** @typedef {(...given: any[]) => void} Listener */
 
+/**
+ * What views/widget_page.py puts into the document: a bundle's text by its name, deflated, and the widgets.
+ *
+ * @typedef {object} Page
+ * @property {Record<string, string>} modules
+ * @property {{ bundle: string, title: string, data: string, state: Record<string, unknown>, pictures: string }[]} views
+ */
+
 /** What a widget takes for its model. Nobody hears what it tells but itself; `_alone` says so. */
 class Model {
   /** @type {Map<string, Set<Listener>>} */
@@ -67,26 +75,39 @@ class Model {
     this.#tell("msg:custom", { kind, name, theme, text: pictures[theme][name] });
   }
 
+  /**
+   * @param {string} event
+   * @param {...(any)} given
+   */
   #tell(event, ...given) {
     for (const listener of [...(this.#listeners.get(event) ?? [])]) listener(...given);
   }
 }
 
+/** @param {string} packed */
 const bytes = (packed) => Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
 
-/** The module of each bundle, made once. */
+/**
+ * The module of each bundle, made once.
+ *
+ * @param {Record<string, string>} packed
+ */
 function loader(packed) {
   const made = new Map();
-  const load = async (name) => {
+  const load = async (/** @type {string} */ name) => {
     const url = URL.createObjectURL(new Blob([await inflated(bytes(packed[name]))], { type: "text/javascript" }));
     return import(url).finally(() => URL.revokeObjectURL(url));
   };
-  return (name) => {
+  return (/** @type {string} */ name) => {
     if (!made.has(name)) made.set(name, load(name));
     return made.get(name);
   };
 }
 
+/**
+ * @param {Element} place
+ * @param {Page} page
+ */
 async function show(place, { modules, views }) {
   const module = loader(modules);
   for (const { bundle, title, data, state, pictures } of views) {
@@ -118,7 +139,8 @@ function inFrame() {
 window.onerror = null; // of a browser that can't read this; from here on what fails is caught
 if (parent !== window) inFrame();
 try {
-  await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page")?.textContent ?? ""));
+  const place = /** @type {Element} */ (document.querySelector(".jsm-views"));
+  await show(place, JSON.parse(document.getElementById("jsm-page")?.textContent ?? ""));
 } catch (error) {
   document.documentElement.className = "";
   console.error(error);

@@ -7,6 +7,10 @@ import { rounded } from "../shared/format.js";
 
 const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LABELS, LEAD] = [280, 172, 30, 24, 20, 98, 20]; // px
 const LINE = 12; // px between two labels
+
+/** @typedef {[microbatches: number, bubble: number]} Point */
+/** @typedef {{ name: string, dash: string, on: boolean, points: Point[] }} ChartCurve */
+
 const DASHES = ["1 2", "4 2", "7 2 1 2", "2 2 6 2", "8 3", "3 1", "1 1", "10 2 2 2 2 2"];
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
 
@@ -29,13 +33,14 @@ export function chart(choices, choice) {
   const height = Math.max(HEIGHT, TOP + BOTTOM + LINE * curves.length); // room for all names
   const bottom = height - BOTTOM;
   const [low, high] = [Math.log2(ms[0]), Math.log2(ms[ms.length - 1])];
-  const x = (m) => LEFT + (high > low ? ((right - LEFT) * (Math.log2(m) - low)) / (high - low) : (right - LEFT) / 2);
+  const x = (/** @type {number} */ m) =>
+    LEFT + (high > low ? ((right - LEFT) * (Math.log2(m) - low)) / (high - low) : (right - LEFT) / 2);
   const most = Math.max(0.02, now.bubble, ...curves.flatMap(({ points }) => points.map(([, bubble]) => bubble)));
   const step = STEPS.find((each) => most / each <= 4) ?? 0.25;
   const end = step * Math.ceil(most / step - 1e-9);
-  const y = (bubble) => bottom - ((bottom - TOP) * bubble) / end;
+  const y = (/** @type {number} */ bubble) => bottom - ((bottom - TOP) * bubble) / end;
   const marks = Array.from({ length: Math.round(end / step) + 1 }, (_, i) => i * step);
-  const path = (points) =>
+  const path = (/** @type {Point[]} */ points) =>
     points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
   const chosen = choices.row(choice)?.bubble ?? 0;
   return s(
@@ -58,7 +63,7 @@ export function chart(choices, choice) {
     ]),
     ms.map((m) => s("text", { x: x(m), y: height - 6, "text-anchor": "middle", class: "jsm-mark" }, m)),
     labelled(curves, y, bottom).map(({ names, points, dash, on, at }) => {
-      const [m, bubble] = points.at(-1);
+      const [m, bubble] = points[points.length - 1];
       const [from, to] = [at, at + LINE * (names.length - 1)];
       const bracket = to > from ? `M${right + LEAD} ${from}V${to}` : "";
       return s(
@@ -87,14 +92,28 @@ export function chart(choices, choice) {
   );
 }
 
-const inside = (m, ms) => m >= ms[0] && m <= ms.at(-1);
+/**
+ * @param {number} m
+ * @param {number[]} ms
+ */
+const inside = (m, ms) => m >= ms[0] && m <= ms[ms.length - 1];
+
+/**
+ * @param {number} share
+ * @param {boolean} last
+ */
 const label = (share, last) => `${rounded(100 * share, 0)}${last ? "%" : ""}`;
 
 /**
- * The curves with the names of all that are the same, from top to bottom, and where the first name stands: at the end of
- * its line, farther on where others stand there.
+ * The curves with the names of all that are the same, from top to bottom, and where the first name stands: at the end
+ * of its line, farther on where others stand there.
+ *
+ * @param {ChartCurve[]} curves
+ * @param {(bubble: number) => number} y
+ * @param {number} bottom
  */
 function labelled(curves, y, bottom) {
+  /** @type {Map<string, { names: string[], points: Point[], dash: string, on: boolean }>} */
   const same = new Map();
   for (const { name, dash, on, points } of curves) {
     const key = points.map(([m, bubble]) => `${m} ${bubble.toFixed(4)}`).join();
@@ -102,9 +121,9 @@ function labelled(curves, y, bottom) {
     same.set(key, { ...found, names: [...found.names, name], on: found.on || on });
   }
   const ends = [...same.values()]
-    .map((each) => ({ ...each, end: y(each.points.at(-1)[1]) }))
+    .map((each) => ({ ...each, end: y(each.points[each.points.length - 1][1]), at: 0 }))
     .sort((a, b) => a.end - b.end);
-  const high = ({ names }) => LINE * names.length;
+  const high = (/** @type {{ names: string[] }} */ { names }) => LINE * names.length;
   let free = 0;
   for (const each of ends) {
     each.at = Math.max(free, each.end - (high(each) - LINE) / 2);
@@ -118,6 +137,7 @@ function labelled(curves, y, bottom) {
   return ends;
 }
 
+/** @param {ChartCurve[]} curves */
 const told = (curves) =>
   `Predicted bubble against microbatches: ${curves
     .map(

@@ -7,6 +7,11 @@ import { counted } from "../shared/format.js";
 /** @typedef {Pick<Sent.PipelineNow, "schedule" | "stages" | "microbatches" | "chunks">} Setting what can be chosen */
 
 const [NAME, STAGES, MICROBATCHES, CHUNKS] = /** @type {const} */ ([0, 1, 2, 3]);
+
+/**
+ * @param {number} a
+ * @param {number} b
+ */
 const ascending = (a, b) => a - b;
 
 /** A row of the payload by name. */
@@ -107,6 +112,7 @@ export class Choices {
    *
    * @param {string} schedule
    * @param {Setting} choice
+   * @returns {[microbatches: number, bubble: number][]}
    */
   curve(schedule, choice) {
     return this.values.microbatches.flatMap((microbatches) => {
@@ -119,7 +125,10 @@ export class Choices {
   }
 }
 
+/** @param {Sent.WhatIf | Sent.Pipeline["refused"][number]} row */
 const sizeOf = (row) => row[STAGES] * row[MICROBATCHES] * row[CHUNKS];
+
+/** @param {(string | number)[]} row */
 const keyOf = (row) => row.slice(0, 4).join("|");
 
 /** Of several numbers of chunks the least above one, with which the schedule is what it is for. */

@@ -67,12 +67,23 @@ export function fillColumns(context, shares, y, height, { bg, hatch, kinds }, al
   context.putImageData(image, 0, y);
 }
 
-/** The mean of the ground and the kinds by their shares. */
+/**
+ * The mean of the ground and the kinds by their shares.
+ *
+ * @param {Float32Array} shares
+ * @param {number[]} bg
+ * @param {number[][]} kinds
+ */
 const mixed = (shares, bg, kinds) =>
   packed(bg.map((c, i) => c + kinds.reduce((sum, kind, k) => sum + shares[k] * (kind[i] - c), 0)));
 
 const images = new WeakMap(); // the last of each height, by context: one a frame would keep the collector busy
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} columns
+ * @param {number} height
+ */
 function imageOf(context, columns, height) {
   if (!images.has(context)) images.set(context, new Map());
   const own = images.get(context);

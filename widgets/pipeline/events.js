@@ -4,14 +4,17 @@
 
 export const KINDS = "FBIWRUOMX"; // a pipeline's, then what else the time of a recorded step goes to
 const BACK = 1; // of the three results of a stage's microbatch: forward, backward (or its input gradient), weights
+
+/** @type {Record<string, number>} */
 const RESULT = { F: 0, B: BACK, I: BACK, W: 2 };
 
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @typedef {{ rank: number, event: number }} Place of an event: its rank, and its index there */
 
 /**
- * A rank's lane. `start`, `end`, `idealStart`, `idealEnd` are by event, the ideal ones empty where there are none; the parts
- * of event `i`, one unless it is fused, are `first[i]` to `first[i + 1]` in `kind` (an index of KINDS), `stage` and `mb`.
+ * A rank's lane. `start`, `end`, `idealStart`, `idealEnd` are by event, the ideal ones empty where there are none; the
+ * parts of event `i`, one unless it is fused, are `first[i]` to `first[i + 1]` in `kind` (an index of KINDS), `stage`
+ * and `mb`.
  *
  * @typedef {ReturnType<typeof lane>} Lane
  */
@@ -73,7 +76,8 @@ export class Events {
     this.count = this.lanes.reduce((sum, { count }) => sum + count, 0);
     const most = (/** @type {"stage" | "mb"} */ name) =>
       this.lanes.reduce((max, each) => each[name].reduce((a, b) => Math.max(a, b), max), 0) + 1;
-    [this.#stages, this.#microbatches] = [most("stage"), most("mb")];
+    this.#stages = most("stage");
+    this.#microbatches = most("mb");
     this.#ofLoss = this.#stages / losses;
     this.#found = new Map();
     this.lanes.forEach((each, rank) => {
@@ -86,16 +90,31 @@ export class Events {
     });
   }
 
+  /**
+   * @param {number} result
+   * @param {number} stage
+   * @param {number} mb
+   */
   #key(result, stage, mb) {
     return (result * this.#stages + stage) * this.#microbatches + mb;
   }
 
+  /**
+   * @param {number} result
+   * @param {number} stage
+   * @param {number} mb
+   */
   #at(result, stage, mb) {
     if (stage < 0 || stage >= this.#stages) return null;
     return this.#found.get(this.#key(result, stage, mb)) ?? null;
   }
 
-  /** The stage `by` further on, -1 where that is another loss. */
+  /**
+   * The stage `by` further on, -1 where that is another loss.
+   *
+   * @param {number} stage
+   * @param {number} by
+   */
   #beside(stage, by) {
     const loss = Math.floor(stage / this.#ofLoss);
     return Math.floor((stage + by) / this.#ofLoss) === loss ? stage + by : -1;
@@ -244,7 +263,7 @@ function heldBy({ count, start, end, first, kind, stage }, kept) {
       const share = kept[stage[i]] ?? 1;
       const letter = KINDS[kind[i]];
       if (letter === "F") changes.push([start[event], 1]);
-      else changes.push([end[event], -{ B: 1, I: 1 - share, W: share }[letter]]);
+      else changes.push([end[event], -({ B: 1, I: 1 - share, W: share }[letter] ?? NaN)]);
     }
   }
   changes.sort((a, b) => a[0] - b[0] || a[1] - b[1]);

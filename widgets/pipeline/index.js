@@ -11,6 +11,8 @@ import { why } from "./why.js";
 
 const TOOK = "From the first start to the last end of a step";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Plan } from "./plan.js" */
 /** @import { PipelineAlone } from "../shared/payload_types.js" */
 
 /** @param {Pick<PipelineAlone, "pipeline">} data */
@@ -57,10 +59,15 @@ export function follow(element, fit) {
   }).observe(element);
 }
 
+/** @type {Record<string, number[]>} */
 const EDGES = { F: [], B: [2.5, -2.5], I: [2.5], W: [-2.5] };
 
+/**
+ * @param {Sent.Pipeline} pipeline
+ * @param {Plan} plan
+ */
 function legend({ kinds, source }, { ideal, held }) {
-  const key = (kind) => {
+  const key = (/** @type {string} */ kind) => {
     const edges = EDGES[kind].map((px) => `inset 0 ${px}px 0 rgba(20, 23, 26, 0.6)`).join(", ");
     const look = { background: `var(--jsm-${kind})`, boxShadow: edges || null };
     return h("span", {}, h("i", { class: "jsm-key", style: look }), `${kind} ${NAMES[kind]}`);

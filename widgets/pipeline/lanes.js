@@ -20,8 +20,12 @@ const HELD =
   "The most activations held at once, one for each microbatch of each stage: from its forward action until its" +
   " weight gradient has been computed";
 
+/** @import { Place } from "./events.js" */
+/** @import { Plan } from "./plan.js" */
+/** @import { Line } from "./tip.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Events } from "./events.js" */
+/** @typedef {{ x: number, from: number, moved: boolean }} Drag */
 /** @typedef {Sent.Lanes & Partial<Pick<Sent.LinesInTime, "lines">>} LanesData a pipeline's, or with lines of code */
 
 export class Lanes {
@@ -33,6 +37,7 @@ export class Lanes {
   /** @type {Overview | null} */
   #overview = null;
   #tip = new Tip();
+  /** @type {HTMLElement} */
   #plot;
   #spoken = h("div", { class: "jsm-spoken", "aria-live": "polite" });
   #width = 0;
@@ -43,7 +48,7 @@ export class Lanes {
   /** @type {{ rank: number, event: number } | null} */
   #cursor = null; // {rank, event} that keys go on from
   #byKeys = false; // whether keys have put it there, so that it is shown
-  /** @type {{ x: number, from: number, moved: boolean } | null} */
+  /** @type {Drag | null} */
   #drag = null;
   /** @type {number | null} */
   #due = null;
@@ -53,12 +58,13 @@ export class Lanes {
    * @param {Events} events
    */
   constructor(data, events) {
-    [this.#data, this.#events] = [data, events];
+    this.#data = data;
+    this.#events = events;
     this.#plan = planOf(data.ranks.length, events.hasIdeal, !data.lines);
     const mean = events.end / Math.max(1, events.count / Math.max(1, data.ranks.length));
     this.#span = new Span(events.end, Math.min(events.end, mean));
     this.element = this.#build();
-    this.#painter = new Painter(this.#plot.firstChild, events, data);
+    this.#painter = new Painter(/** @type {HTMLCanvasElement} */ (this.#plot.firstChild), events, data);
   }
 
   get plan() {
@@ -73,7 +79,7 @@ export class Lanes {
     const { ranks } = this.#data;
     const { pitch, top, height } = this.#plan;
     const rows = ranks.map((rank, i) => ({ rank, i })).filter(({ i }) => i % this.#plan.every === 0);
-    const at = (i) => ({ top: `${top + i * pitch}px` });
+    const at = (/** @type {number} */ i) => ({ top: `${top + i * pitch}px` });
     const of = this.#data.lines
       ? `${ranks.length} devices, ${this.#events.count} pieces. ${HELP_LINES}`
       : `${ranks.length} ranks, ${this.#events.count} actions. ${HELP}`;
@@ -124,7 +130,7 @@ export class Lanes {
   }
 
   #buttons() {
-    const button = (text, title, act) =>
+    const button = (/** @type {string} */ text, /** @type {string} */ title, /** @type {() => void} */ act) =>
       h("button", { type: "button", class: "jsm-button", title, "aria-label": title, onclick: act }, text);
     const middle = () => (this.#span.from + this.#span.to) / 2;
     return h(
@@ -136,7 +142,11 @@ export class Lanes {
     );
   }
 
-  /** Whether numbers have no room where the whole time is on show. */
+  /**
+   * Whether numbers have no room where the whole time is on show.
+   *
+   * @param {number} width
+   */
   #dense(width) {
     return (this.#events.count / Math.max(1, this.#plan.ranks)) * this.#readable > 2 * width;
   }
@@ -173,25 +183,36 @@ export class Lanes {
     this.#due ??= requestAnimationFrame(() => this.#draw());
   }
 
+  /** @param {() => void} change */
   #show(change) {
     change();
     this.#tip.hide();
     this.#changed();
   }
 
+  /**
+   * @param {number} at
+   * @param {number} times
+   */
   #zoom(at, times) {
     this.#show(() => this.#span.step(at, times));
   }
 
+  /** @param {number} x */
   #time(x) {
     return this.#span.from + (x / this.#width) * this.#span.length;
   }
 
+  /** @param {number} time */
   #x(time) {
     return ((time - this.#span.from) / this.#span.length) * this.#width;
   }
 
-  /** What lies under a pointer: its rank, its time, the action there, and whether it is in the curve below. */
+  /**
+   * What lies under a pointer: its rank, its time, the action there, and whether it is in the curve below.
+   *
+   * @param {MouseEvent} event
+   */
   #under(event) {
     const box = this.#plot.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -204,6 +225,7 @@ export class Lanes {
     return { rank, time, x, curve, event: curve ? -1 : this.#events.under(rank, time) };
   }
 
+  /** @param {PointerEvent} event */
   #move(event) {
     if (this.#drag) return this.#dragged(event, this.#drag);
     const found = this.#under(event);
@@ -220,11 +242,17 @@ export class Lanes {
     else this.#tip.hide();
   }
 
+  /**
+   * @param {Line[]} lines
+   * @param {number} x
+   * @param {number} rank
+   */
   #tell(lines, x, rank) {
     const left = this.#plot.offsetLeft + x;
     this.#tip.show(lines, left, this.#plan.y(rank), this.#plan.lane);
   }
 
+  /** @param {number | null} mb */
   #point(mb) {
     if (mb === this.#hovered) return;
     this.#hovered = mb;
@@ -236,12 +264,17 @@ export class Lanes {
     this.#tip.hide();
   }
 
+  /** @param {PointerEvent} event */
   #down(event) {
     if (event.button !== 0) return;
     this.#plot.setPointerCapture(event.pointerId);
     this.#drag = { x: event.clientX, from: this.#span.from, moved: false };
   }
 
+  /**
+   * @param {PointerEvent} event
+   * @param {Drag} drag
+   */
   #dragged(event, drag) {
     const by = event.clientX - drag.x;
     if (!drag.moved && Math.abs(by) <= CLICK) return;
@@ -252,6 +285,7 @@ export class Lanes {
     this.#changed();
   }
 
+  /** @param {PointerEvent} event */
   #up(event) {
     const moved = this.#drag?.moved ?? true;
     this.#drag = null;
@@ -265,13 +299,18 @@ export class Lanes {
     this.#mark(mb[first[at]]);
   }
 
-  /** Mark a microbatch, or none; the same one again takes the mark away. */
+  /**
+   * Mark a microbatch, or none; the same one again takes the mark away.
+   *
+   * @param {number | null} mb
+   */
   #mark(mb) {
     this.#marked = mb === this.#marked ? null : mb;
     if (this.#marked === null) this.#hovered = null;
     this.#changed();
   }
 
+  /** @param {WheelEvent} event */
   #wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
@@ -290,9 +329,14 @@ export class Lanes {
     this.#place({ rank: 0, event: this.#events.nearest(0, this.#span.from) });
   }
 
-  /** Put the keyboard on an action, and tell of it. */
+  /**
+   * Put the keyboard on an action, and tell of it.
+   *
+   * @param {Place | null} cursor
+   */
   #place(cursor, tell = true) {
-    [this.#cursor, this.#byKeys] = [cursor, tell];
+    this.#cursor = cursor;
+    this.#byKeys = tell;
     this.#changed();
     if (!cursor) return this.#tip.hide();
     const { rank, event } = cursor;
@@ -304,6 +348,7 @@ export class Lanes {
     this.#tell(lines, this.#x(end[event]), rank);
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const { key } = event;
@@ -322,13 +367,18 @@ export class Lanes {
     event.preventDefault();
   }
 
+  /** @param {Place} place */
   #markAt({ rank, event }) {
     const { first, mb } = this.#events.lanes[rank];
     this.#mark(mb[first[event]]);
     this.#spoken.textContent = this.#said(this.#marked);
   }
 
-  /** What the marks are on, in words. */
+  /**
+   * What the marks are on, in words.
+   *
+   * @param {number | null} marked
+   */
   #said(marked) {
     const { lines } = this.#data;
     const what = lines ? "line" : "microbatch";
@@ -342,10 +392,15 @@ export class Lanes {
     return (start[this.#cursor.event] + end[this.#cursor.event]) / 2;
   }
 
-  /** Where a key leads from the keyboard's place, null for a key that leads nowhere. */
+  /**
+   * Where a key leads from the keyboard's place, null for a key that leads nowhere.
+   *
+   * @param {string} key
+   */
   #next(key) {
     const { rank, event } = this.#cursor ?? { rank: 0, event: 0 };
     const { count, start, end } = this.#events.lanes[rank];
+    /** @type {Record<string, number>} */
     const steps = { ArrowLeft: event - 1, ArrowRight: event + 1, Home: 0, End: count - 1 };
     if (key in steps) return { rank, event: Math.max(0, Math.min(count - 1, steps[key])) };
     const other = rank + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? NaN);
@@ -356,6 +411,10 @@ export class Lanes {
   }
 }
 
+/**
+ * @param {Sent.Rank} rank
+ * @param {Plan} plan
+ */
 function name(rank, { pitch }) {
   const more = [rank.stages, rank.of, rank.devices].filter(Boolean);
   return [
@@ -364,6 +423,11 @@ function name(rank, { pitch }) {
   ];
 }
 
+/**
+ * @param {Sent.Rank} rank
+ * @param {Plan} plan
+ * @param {boolean} hasIdeal
+ */
 function figuresOf({ bubble, ideal, held, bytes }, { pitch, held: curve }, hasIdeal) {
   const own = h("div", { class: "jsm-pp-shares" }, h("b", {}, bubble), hasIdeal ? h("span", {}, ideal) : null);
   if (!curve || held === null) return own;
@@ -371,6 +435,10 @@ function figuresOf({ bubble, ideal, held, bytes }, { pitch, held: curve }, hasId
   return [own, h("div", { class: "jsm-pp-held", style: { top: `${pitch - 24}px` }, title: HELD }, held, size)];
 }
 
+/**
+ * @param {boolean} hasIdeal
+ * @param {Sent.LinesInTime["lines"] | undefined} lines
+ */
 const heads = (hasIdeal, lines) =>
   h(
     "div",

@@ -36,7 +36,10 @@ export class Overview {
    * @param {() => void} changed
    */
   constructor(events, plan, span, changed) {
-    [this.#events, this.#plan, this.#span, this.#changed] = [events, plan, span, changed];
+    this.#events = events;
+    this.#plan = plan;
+    this.#span = span;
+    this.#changed = changed;
     this.#row = ROWS.find(([ranks]) => plan.ranks <= ranks)?.[1] ?? LEAST;
     this.#box = h(
       "div",
@@ -86,12 +89,17 @@ export class Overview {
     this.#frame.style.width = `${(100 * length) / end}%`;
   }
 
+  /** @param {MouseEvent} event */
   #at(event) {
     const box = this.#box.getBoundingClientRect();
     return ((event.clientX - box.left) / box.width) * this.#span.end;
   }
 
-  /** Hold the frame where it was taken; outside of it, move its middle there first. */
+  /**
+   * Hold the frame where it was taken; outside of it, move its middle there first.
+   *
+   * @param {PointerEvent} event
+   */
   #down(event) {
     if (event.button !== 0) return;
     event.preventDefault();
@@ -103,6 +111,10 @@ export class Overview {
     this.#to(event, grip);
   }
 
+  /**
+   * @param {PointerEvent} event
+   * @param {number} grip
+   */
   #to(event, grip) {
     this.#span.set(this.#at(event) - grip, this.#span.length);
     this.#changed();

@@ -13,14 +13,28 @@ const TICK = 96; // px between two ticks, about
 const [FAINT, IDEAL] = [0.28, 0.75]; // opacity
 const [DARK, EDGE_INK] = ["#14171a", 0.6];
 const MARK = 10; // px of the marks' type
+
+/** @type {Record<string, number[]>} */
 const EDGES = { F: [0, 0], B: [1, 1], I: [1, 0], W: [0, 1] }; // above, below
 
+/** @import { Lane, Place } from "./events.js" */
 /** @import { Palette } from "./colours.js" */
 /** @import { Events } from "./events.js" */
 /** @import { LanesData } from "./lanes.js" */
 /** @import { Plan } from "./plan.js" */
 /** @import { Span } from "./span.js" */
 /** @typedef {(at: number) => number} Scale px of a time */
+
+/**
+ * What is drawn alike, collected.
+ *
+ * @typedef {object} Layer
+ * @property {Boxes} boxes
+ * @property {Boxes} edges
+ * @property {[kind: number, text: string, x: number, y: number][]} numbers
+ * @property {[x: number, y: number, width: number, height: number][]} frames
+ */
+/** @typedef {{ own: Lane, starts: Float64Array, ends: Float64Array, until: number }} Times of a lane's events */
 
 /** Boxes by kind, drawn a kind at a time. */
 class Boxes {
@@ -52,6 +66,9 @@ class Boxes {
   }
 }
 
+/** @returns {Layer} */
+const layer = () => ({ boxes: new Boxes(), edges: new Boxes(), numbers: [], frames: [] });
+
 export class Painter {
   #context;
   #events;
@@ -74,7 +91,8 @@ export class Painter {
    */
   constructor(canvas, events, about) {
     this.canvas = canvas;
-    [this.#events, this.#about] = [events, about];
+    this.#events = events;
+    this.#about = about;
     this.#context = brush(canvas, { willReadFrequently: true });
   }
 
@@ -111,8 +129,7 @@ export class Painter {
     /** @type {Scale} */
     const x = (at) => ((at - span.from) / span.length) * this.width;
     this.#axis(span, x);
-    const over = { boxes: new Boxes(), edges: new Boxes(), numbers: [], frames: [] };
-    const under = { boxes: new Boxes(), edges: new Boxes(), numbers: [] };
+    const [over, under] = [layer(), layer()];
     const ideal = { boxes: new Boxes(), faint: new Boxes() };
     for (let rank = 0; rank < this.plan.ranks; rank += 1) {
       this.#ground(rank, x);
@@ -130,11 +147,17 @@ export class Painter {
     if (!span.whole) this.#scrollbar(span);
   }
 
+  /** @param {number} value */
   #snap(value) {
     return Math.round(value * this.#ratio) / this.#ratio;
   }
 
-  /** Actions with their edges and numbers; faint ones lie on a ground of their own, so that no hatch is seen in them. */
+  /**
+   * Actions with their edges and numbers; faint ones lie on a ground of their own, so that no hatch is seen in them.
+   *
+   * @param {Layer} layer
+   * @param {number} alpha
+   */
   #fill({ boxes, edges, numbers }, alpha) {
     const context = this.#context;
     const { kinds, on, bg, ink } = this.#colours;
@@ -157,6 +180,10 @@ export class Painter {
     context.globalAlpha = 1;
   }
 
+  /**
+   * @param {Boxes} boxes
+   * @param {number} alpha
+   */
   #fillIdeal(boxes, alpha) {
     boxes.fill(
       this.#context,
@@ -167,6 +194,10 @@ export class Painter {
     this.#context.globalAlpha = 1;
   }
 
+  /**
+   * @param {Span} span
+   * @param {Scale} x
+   */
   #axis(span, x) {
     const context = this.#context;
     const { top, bottom } = this.plan;
@@ -187,13 +218,18 @@ export class Painter {
     context.stroke();
   }
 
-  /** A lane with nothing in it, and its ideal's: all of it is bubble. */
+  /**
+   * A lane with nothing in it, and its ideal's: all of it is bubble.
+   *
+   * @param {number} rank
+   * @param {Scale} x
+   */
   #ground(rank, x) {
     const context = this.#context;
     const { plan } = this;
     const [left, right] = [Math.max(0, x(0)), Math.min(this.width, x(this.#about.end))];
     if (right <= left) return;
-    const box = (y, to, height) => {
+    const box = (/** @type {number} */ y, /** @type {number} */ to, /** @type {number} */ height) => {
       context.fillStyle = this.#colours.bg;
       context.fillRect(left, y, to - left, height);
       context.fillStyle = this.#hatch;
@@ -206,6 +242,14 @@ export class Painter {
     if (plan.ideal && ideal > left) box(plan.idealY(rank), ideal, plan.ideal);
   }
 
+  /**
+   * @param {number} rank
+   * @param {Span} span
+   * @param {Scale} x
+   * @param {number | null} mb
+   * @param {Layer} over
+   * @param {Layer} under
+   */
   #lane(rank, span, x, mb, over, under) {
     const { plan, width } = this;
     const [low, high] = this.#events.between(rank, span.from, span.to);
@@ -235,6 +279,14 @@ export class Painter {
     }
   }
 
+  /**
+   * @param {Times} lane
+   * @param {Span} span
+   * @param {Scale} x
+   * @param {number} y
+   * @param {number} height
+   * @param {number} alpha
+   */
   #columns({ own, starts, ends, until }, span, x, y, height, alpha) {
     const columns = Math.round(Math.min(this.width, x(until)) * this.#ratio);
     if (columns < 1) return;
@@ -244,11 +296,25 @@ export class Painter {
     fillColumns(this.#context, shares, top, tall, this.#colours.bytes, alpha);
   }
 
+  /**
+   * @param {Lane} lane
+   * @param {number} event
+   * @param {number | null} mb
+   */
   #has({ first, mb: of }, event, mb) {
     for (let part = first[event]; part < first[event + 1]; part += 1) if (of[part] === mb) return true;
     return false;
   }
 
+  /**
+   * @param {Lane} lane
+   * @param {number} part
+   * @param {number} x
+   * @param {number} y
+   * @param {number} width
+   * @param {number} height
+   * @param {Layer} layer
+   */
   #action({ kind, mb }, part, x, y, width, height, { boxes, edges, numbers }) {
     const of = kind[part];
     boxes.add(of, x, y, width, height);
@@ -261,12 +327,19 @@ export class Painter {
     if (width >= roomOf(text.length)) numbers.push([of, text, x + width / 2, y + height / 2 + 3.6]);
   }
 
+  /**
+   * @param {number} rank
+   * @param {Span} span
+   * @param {Scale} x
+   * @param {number | null} mb
+   * @param {{ boxes: Boxes, faint: Boxes }} layers
+   */
   #ideal(rank, span, x, mb, { boxes, faint }) {
     const own = this.#events.lanes[rank];
     const { idealStart, idealEnd, first, kind, mb: of, count } = own;
     const [y, height] = [this.plan.idealY(rank), this.plan.ideal];
     if ((this.width * span.end) / span.length / count < NARROW) {
-      const lane = { own, starts: idealStart, ends: idealEnd, until: this.#about.ideal_end };
+      const lane = { own, starts: idealStart, ends: idealEnd, until: this.#about.ideal_end ?? 0 };
       this.#columns(lane, span, x, y, height, mb === null ? IDEAL : FAINT * IDEAL);
       return;
     }
@@ -283,6 +356,11 @@ export class Painter {
     }
   }
 
+  /**
+   * @param {number} rank
+   * @param {Span} span
+   * @param {Scale} x
+   */
   #held(rank, span, x) {
     const context = this.#context;
     const steps = this.#events.held(rank);
@@ -292,7 +370,7 @@ export class Painter {
     );
     const most = this.#most;
     const base = this.plan.base(rank);
-    const y = (held) => Math.round(base - (held / most) * this.plan.held) + 0.5;
+    const y = (/** @type {number} */ held) => Math.round(base - (held / most) * this.plan.held) + 0.5;
     const right = Math.min(this.width, x(this.#about.end));
     context.beginPath();
     context.moveTo(Math.max(-1, x(0)), y(0));
@@ -314,7 +392,11 @@ export class Painter {
     context.fill();
   }
 
-  /** Where the ideal ends, and what is shown. */
+  /**
+   * Where the ideal ends, and what is shown.
+   *
+   * @param {Scale} x
+   */
   #ends(x) {
     const context = this.#context;
     const { end, ideal_end: ideal, source, unit } = this.#about;
@@ -339,7 +421,13 @@ export class Painter {
     context.setLineDash([]);
   }
 
-  /** The marked microbatch's actions framed, and lines between them from rank to rank. */
+  /**
+   * The marked microbatch's actions framed, and lines between them from rank to rank.
+   *
+   * @param {number} mb
+   * @param {Scale} x
+   * @param {Layer["frames"]} frames
+   */
   #way(mb, x, frames) {
     const context = this.#context;
     const { plan } = this;
@@ -359,6 +447,10 @@ export class Painter {
     context.stroke();
   }
 
+  /**
+   * @param {Place} place
+   * @param {Scale} x
+   */
   #cursor({ rank, event }, x) {
     const context = this.#context;
     const { start, end } = this.#events.lanes[rank];
@@ -368,7 +460,11 @@ export class Painter {
     context.strokeRect(left - 1, this.plan.y(rank) - 2, Math.max(2, right - left) + 1, this.plan.lane + 4);
   }
 
-  /** Which part of the time is on show. */
+  /**
+   * Which part of the time is on show.
+   *
+   * @param {Span} span
+   */
   #scrollbar(span) {
     const context = this.#context;
     const y = this.plan.height - 3;

@@ -2,11 +2,13 @@
 
 import { rounded, seconds, significant, UNKNOWN } from "../shared/format.js";
 
+/** @type {Record<string, string>} */
 export const NAMES = {
   ...{ F: "forward", B: "backward", I: "input gradient", W: "weight gradient" },
   ...{ R: "recomputed", U: "update", O: "other compute", M: "moving data", X: "waiting" },
 };
 
+/** @param {string} text */
 const without0 = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 
 /**

@@ -8,6 +8,7 @@ const UNITS = [
   [1, "s"],
   [1e-3, "ms"],
 ];
+
 /** @type {[size: number, name: string]} */
 const LEAST = [1e-6, "us"];
 

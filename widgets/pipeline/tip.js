@@ -13,6 +13,8 @@ import { NAMES, number, time } from "./say.js";
 /** @typedef {(string | string[])[]} Line texts, every other one quiet; a list of one at the front stands out */
 
 const SEEN = 0.002; // of the time on show: a shorter wait is not told
+
+/** @param {string | string[]} text */
 const quiet = (text) => h("span", { class: "jsm-quiet" }, text);
 
 /**
@@ -135,6 +137,7 @@ export class Tip {
   }
 }
 
+/** @param {Line} texts */
 function line(texts) {
   const [first] = texts;
   if (Array.isArray(first)) return h("div", {}, h("b", {}, first), texts.slice(1));

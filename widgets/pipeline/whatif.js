@@ -8,8 +8,10 @@ import { chart } from "./chart.js";
 import { Choices } from "./choices.js";
 import { number, percent, time } from "./say.js";
 
+/** @import { Setting } from "./choices.js" */
 /** @import * as Sent from "../shared/payload_types.js" */
 
+/** @type {Record<string, string>} */
 const SAYS = {
   schedule: "The order in which each rank runs its actions",
   stages: "Ranks of the pipeline: parts that the model is cut into",
@@ -17,12 +19,15 @@ const SAYS = {
   chunks: "Stages that each rank holds",
 };
 const FULLEST = "Activations on the fullest rank, in microbatches of the size that they have now";
+
+/** @type {Record<string, number>} */
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
 export class WhatIf {
   #data;
   #choices;
   #choice;
+  /** @type {Map<keyof Setting, { values: (string | number)[], buttons: HTMLElement[] }>} */
   #groups = new Map();
   #reason = h("p", { class: "jsm-pp-reason", "aria-live": "polite" });
   #told = h("div", { class: "jsm-pp-table" });
@@ -33,9 +38,11 @@ export class WhatIf {
     this.#data = data;
     this.#choices = new Choices(data);
     this.#choice = this.#choices.first;
-    const controls = Object.entries(this.#choices.values).map(([name, values]) => [
+    const { values: all } = this.#choices;
+    const names = /** @type {(keyof typeof all)[]} */ (Object.keys(all));
+    const controls = names.map((name) => [
       h("span", { class: "jsm-quiet", title: SAYS[name] }, name),
-      this.#group(name, values),
+      this.#group(name, all[name]),
     ]);
     this.element = h(
       "div",
@@ -48,6 +55,10 @@ export class WhatIf {
     this.#draw();
   }
 
+  /**
+   * @param {keyof Setting} name
+   * @param {(string | number)[]} values
+   */
   #group(name, values) {
     const buttons = values.map((value) =>
       h(
@@ -66,8 +77,12 @@ export class WhatIf {
     return h("div", { ...attributes, onkeydown: (event) => this.#press(event, buttons) }, buttons);
   }
 
+  /**
+   * @param {KeyboardEvent} event
+   * @param {HTMLElement[]} buttons
+   */
   #press(event, buttons) {
-    const at = buttons.indexOf(event.target);
+    const at = buttons.indexOf(/** @type {HTMLElement} */ (event.target));
     const to = { Home: 0, End: buttons.length - 1 }[event.key] ?? at + (STEPS[event.key] ?? NaN);
     if (!(to in buttons)) return;
     event.preventDefault();
@@ -75,6 +90,10 @@ export class WhatIf {
     buttons[to].click();
   }
 
+  /**
+   * @param {keyof Setting} name
+   * @param {string | number} value
+   */
   #choose(name, value) {
     const next = this.#choices.changed(this.#choice, { [name]: value });
     if (!next) return this.#explain(name, value);
@@ -83,7 +102,12 @@ export class WhatIf {
     this.#draw();
   }
 
-  /** Say below the buttons why one of them cannot be chosen. */
+  /**
+   * Say below the buttons why one of them cannot be chosen.
+   *
+   * @param {keyof Setting} name
+   * @param {string | number} value
+   */
   #explain(name, value) {
     const can = this.#choices.changed(this.#choice, { [name]: value });
     this.#reason.textContent = can ? "" : this.#choices.why(this.#choice, { [name]: value });
@@ -115,8 +139,10 @@ export class WhatIf {
   #table() {
     const { unit, now } = this.#data;
     const row = this.#choices.row(this.#choice);
+    if (!row) return null;
     const known = now.bytes !== null && now.peak;
-    const held = (peak) => (peak === null ? UNKNOWN : known ? bytes((now.bytes * peak) / now.peak) : number(peak));
+    const held = (/** @type {number | null} */ peak) =>
+      peak === null ? UNKNOWN : now.bytes !== null && now.peak ? bytes((now.bytes * peak) / now.peak) : number(peak);
     const lines = [
       ["bubble, predicted", "With each stage's own time, and transfers", percent(now.bubble), percent(row.bubble)],
       ["bubble, ideal", "Were all stages alike and transfers free", percent(now.ideal), percent(row.ideal)],
@@ -128,7 +154,7 @@ export class WhatIf {
       ],
       [known ? "activations, fullest rank" : "microbatches held at most", FULLEST, held(now.peak), held(row.peak)],
     ];
-    const head = (sign, text) =>
+    const head = (/** @type {string} */ sign, /** @type {string} */ text) =>
       h("th", { scope: "col", class: "jsm-num" }, h("i", { class: `jsm-pp-dot ${sign}` }), text);
     return h(
       "table",

@@ -6,6 +6,8 @@ import { percent } from "./say.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 
 const OPACITY = [1, 0.7, 0.45];
+
+/** @type {Record<string, string>} */
 const SAYS = {
   "the schedule": "Idle even if all stages took the same time and results were with the next rank at once",
   "uneven stages": "What the stages' own times add: the others wait for the slowest",
@@ -46,7 +48,12 @@ export function why({ parts, bubble, work }) {
   );
 }
 
-/** What fills the bar up to the bubble; a part below 0 takes from those before it, and stands hollow behind them. */
+/**
+ * What fills the bar up to the bubble; a part below 0 takes from those before it, and stands hollow behind them.
+ *
+ * @param {Sent.Pipeline["parts"]} parts
+ * @param {number} bubble
+ */
 function pieces(parts, bubble) {
   let room = bubble;
   const found = [];
@@ -60,6 +67,11 @@ function pieces(parts, bubble) {
   return found;
 }
 
+/**
+ * @param {string} what
+ * @param {number} share
+ * @param {number} i
+ */
 function lookOf(what, share, i) {
   if (share < 0) return { outline: "1px dashed var(--jsm-ink-3)", outlineOffset: "-1px" };
   if (what !== "not explained") return { background: "var(--jsm-ink-3)", opacity: OPACITY[i] ?? 0.45 };

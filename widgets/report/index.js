@@ -25,12 +25,17 @@ import { view as trainingView } from "../training/index.js";
 import report from "./report.css";
 import { tabs } from "./tabs.js";
 
+/** @import * as Sent from "../shared/payload_types.js" */
+/** @import { Model } from "../shared/store.js" */
 /** @import { Context } from "../shared/page.js" */
 
+export * as timeline from "../pipeline/ticks.js";
 export * as axes from "../shared/axes.js";
 export * as format from "../shared/format.js";
 
 const STYLES = [report, header, layout, detail, memory, communication, source, pipeline, measured, curve];
+
+/** @type {Record<Sent.TabId, (data: any, mesh: Mesh, selection: Selection) => HTMLElement>} */
 const VIEWS = {
   layout: layoutView,
   memory: memoryView,
@@ -63,11 +68,19 @@ export const render = (context, only = null) =>
     draw(root, data, mesh, selection, context.model, only);
   });
 
+/**
+ * @param {HTMLElement} root
+ * @param {Sent.Report} data
+ * @param {Mesh} mesh
+ * @param {Selection} selection
+ * @param {Model} model
+ * @param {string[] | null} only
+ */
 function draw(root, data, mesh, selection, model, only) {
-  const shown = (name) => only === null || only.includes(name);
+  const shown = (/** @type {string} */ name) => only === null || only.includes(name);
   if (shown("header")) root.append(headerView(data, mesh, selection));
   const listed = data.tabs.filter((tab) => shown(tab.id));
-  const beside = (chosen) => saving(model, chosen);
+  const beside = (/** @type {() => string} */ chosen) => saving(model, chosen);
   if (listed.length) root.append(tabs(listed, selection, (id) => VIEWS[id](data, mesh, selection), beside));
   const last = shown("header") && foot(data, selection);
   if (last) root.append(last);

@@ -5,10 +5,12 @@ import { h, uniqueId } from "../shared/dom.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Selection } from "../shared/selection.js" */
 
+/** @type {Record<string, number>} */
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 
 /**
- * A tab list and the panel of the chosen tab; `make(id)` draws a view, `beside(chosen)` makes what stands beside the list.
+ * A tab list and the panel of the chosen tab; `make(id)` draws a view, `beside(chosen)` makes what stands beside the
+ * list.
  *
  * @param {Sent.Tab[]} listed
  * @param {Selection} selection
@@ -23,6 +25,7 @@ export function tabs(listed, selection, make, beside) {
   ]);
   const place = h("div", { class: "jsm-panels" });
 
+  /** @param {KeyboardEvent} event */
   function move(event) {
     const ids = listed.map((tab) => tab.id);
     const at = ids.indexOf(chosen());
@@ -57,6 +60,10 @@ export function tabs(listed, selection, make, beside) {
   return h("div", {}, h("div", { class: "jsm-tabs-row" }, list, beside(chosen)), place);
 }
 
+/**
+ * @param {Sent.Tab} tab
+ * @param {Selection} selection
+ */
 function button({ id, label, number }, selection) {
   const attributes = { type: "button", role: "tab", id: uniqueId("tab"), class: "jsm-tab" };
   return h(

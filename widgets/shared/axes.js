@@ -46,6 +46,7 @@ export function paint(root, names) {
 
 /** @param {number} axis */
 export const hue = (axis) => `var(--jsm-x${axis})`;
+
 /** @param {number} axis */
 export const dash = (axis) => `var(--jsm-d${axis})`;
 

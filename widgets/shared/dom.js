@@ -6,7 +6,20 @@ const SVG = "http://www.w3.org/2000/svg";
  * What an element may have in it; nothing of null, undefined and false.
  *
  * @typedef {Node | string | number | null | undefined | false | Child[]} Child
- * @typedef {Record<string, any>} Attributes
+ */
+
+/**
+ * Attributes, properties of `style`, and what hears an event.
+ *
+ * @typedef {{
+ *   onclick?: (event: MouseEvent) => unknown,
+ *   onmousedown?: (event: MouseEvent) => unknown,
+ *   onkeydown?: (event: KeyboardEvent) => unknown,
+ *   onpointerdown?: (event: PointerEvent) => unknown,
+ *   onpointermove?: (event: PointerEvent) => unknown,
+ *   onpointerup?: (event: PointerEvent) => unknown,
+ *   [name: string]: any,
+ * }} Attributes
  */
 
 /**

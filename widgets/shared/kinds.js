@@ -7,6 +7,7 @@ import { count } from "./format.js";
 /** @import { Child } from "./dom.js" */
 /** @import { AxisNames } from "./mesh.js" */
 
+/** @type {Record<string, string>} */
 export const SHORT = {
   "all-gather": "AG",
   "all-reduce": "AR",
@@ -14,6 +15,8 @@ export const SHORT = {
   "all-to-all": "A2A",
   "collective-permute": "CP",
 };
+
+/** @type {Record<string, number>} */
 const OPACITY = {
   "all-gather": 1,
   "all-reduce": 0.8,

@@ -5,8 +5,8 @@
 const NAMED = /^(?:(.+), )?line (\d+)$/;
 
 /**
- * The `{source, line}` that a sentence means with `cell [3], line 12` or `line 12`: of the lines with that number the one
- * that sends most; null for one that the communication does not show.
+ * The `{source, line}` that a sentence means with `cell [3], line 12` or `line 12`: of the lines with that number the
+ * one that sends most; null for one that the communication does not show.
  *
  * @param {Pick<Sent.Communication, "rows" | "sources">} communication
  * @param {string} text

@@ -78,8 +78,8 @@ export class Mesh {
 
 /**
  * Leaf `index` of the payload's columns; `spec` has a list of axis indices, major first, per dimension. `within` has
- * `[axis, first, end]` for each axis along which it lies only on the devices from `first` on, before `end`; `starts` and
- * `sizes` say for every axis where those that it lies on begin, and how many there are.
+ * `[axis, first, end]` for each axis along which it lies only on the devices from `first` on, before `end`; `starts`
+ * and `sizes` say for every axis where those that it lies on begin, and how many there are.
  *
  * @param {LeafData} data
  * @param {number} index

@@ -11,8 +11,8 @@ import tokens from "./tokens.css";
 
 /**
  * Let `draw(root, data, ends)` fill an element of `el` with the `what` that `model` brings, in `styles`; it adds to
- * `ends` what has to be called when the view goes. Nothing of the page changes before it can be drawn, so that the static
- * twin gives way to it in one frame; where it cannot, the twin stays. Returns what takes all away again.
+ * `ends` what has to be called when the view goes. Nothing of the page changes before it can be drawn, so that the
+ * static twin gives way to it in one frame; where it cannot, the twin stays. Returns what takes all away again.
  *
  * @template Data
  * @param {Context} context

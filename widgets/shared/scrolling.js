@@ -23,10 +23,19 @@ export function scrollsOn(box) {
   );
 }
 
+/**
+ * @param {Element} box
+ * @param {number} way
+ */
 const roomIn = ({ scrollTop, clientHeight, scrollHeight }, way) =>
   way < 0 ? scrollTop > 0 : scrollTop + clientHeight < scrollHeight - 1;
 
-/** The nearest element around `box` that scrolls and has room that way; null for none. */
+/**
+ * The nearest element around `box` that scrolls and has room that way; null for none.
+ *
+ * @param {Element} box
+ * @param {number} way
+ */
 function scrollerAround(box, way) {
   const page = document.scrollingElement;
   for (let at = above(box); at && at !== page; at = above(at)) {
@@ -35,4 +44,5 @@ function scrollerAround(box, way) {
   return page && roomIn(page, way) ? page : null;
 }
 
-const above = (node) => node.parentElement ?? node.getRootNode().host ?? null;
+/** @param {Element} node */
+const above = (node) => node.parentElement ?? /** @type {Partial<ShadowRoot>} */ (node.getRootNode()).host ?? null;

@@ -17,8 +17,8 @@ import { bytesParts } from "./format.js";
 export const axis = (mesh, index) => h("span", { class: axisClass(index) }, mesh.names[index]);
 
 /**
- * A sentence as nodes; `opens` tells what a span of kind "memory" or "line" does: `opens.line("cell [3], line 12")` is a
- * function that goes there, null where there is nothing to go to.
+ * A sentence as nodes; `opens` tells what a span of kind "memory" or "line" does: `opens.line("cell [3], line 12")` is
+ * a function that goes there, null where there is nothing to go to.
  *
  * @param {Sent.Span[]} list
  * @param {AxisNames} mesh
@@ -71,11 +71,17 @@ export function placed(mesh, withins, short = false) {
   return h("span", { class: "jsm-place" }, short ? null : "on ", parts);
 }
 
-/** `0-3,8`: the indices in `spans`, each `[first, end]`; of many runs the first and the last. */
+/**
+ * `0-3,8`: the indices in `spans`, each `[first, end]`; of many runs the first and the last.
+ *
+ * @param {number[][]} spans
+ */
 function indexText(spans) {
+  /** @type {number[][]} */
   const runs = [];
   for (const [first, end] of spans.toSorted(([a], [b]) => a - b)) {
-    if (runs.length && first <= runs.at(-1)[1]) runs.at(-1)[1] = Math.max(end, runs.at(-1)[1]);
+    const last = runs.at(-1);
+    if (last && first <= last[1]) last[1] = Math.max(end, last[1]);
     else runs.push([first, end]);
   }
   const texts = runs.map(([first, end]) => (end - first === 1 ? `${first}` : `${first}-${end - 1}`));
@@ -153,13 +159,18 @@ export function copyable(text) {
   return h("span", { class: "jsm-copy" }, h("code", {}, words), button);
 }
 
-/** Whether `text` got there: a page without the clipboard's permission selects it for Ctrl+C instead. */
+/**
+ * Whether `text` got there: a page without the clipboard's permission selects it for Ctrl+C instead.
+ *
+ * @param {string} text
+ * @param {HTMLElement} button
+ */
 async function toClipboard(text, button) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    getSelection()?.selectAllChildren(button.previousSibling);
+    getSelection()?.selectAllChildren(/** @type {Node} */ (button.previousSibling));
     return false;
   }
 }

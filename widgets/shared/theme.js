@@ -22,8 +22,12 @@ export function followTheme(root) {
   };
 }
 
+/**
+ * @param {HTMLElement} root
+ * @param {MediaQueryList} system
+ */
 function isDark(root, system) {
-  const host = root.parentElement?.closest(MARKED) ?? null;
+  const host = /** @type {HTMLElement | null} */ (root.parentElement?.closest(MARKED) ?? null);
   if (host?.hasAttribute("data-jp-theme-light")) return host.dataset.jpThemeLight === "false";
   if (host?.matches(".vscode-high-contrast")) return !host.matches(".vscode-high-contrast-light");
   if (host?.matches(".vscode-dark, .vscode-light")) return host.matches(".vscode-dark");
@@ -31,7 +35,11 @@ function isDark(root, system) {
   return backgroundIsDark(root.parentElement) ?? system.matches;
 }
 
-/** Whether the first background that isn't transparent, from `node` up, is dark; null where there is none. */
+/**
+ * Whether the first background that isn't transparent, from `node` up, is dark; null where there is none.
+ *
+ * @param {Element | null} node
+ */
 function backgroundIsDark(node) {
   for (let at = node; at; at = at.parentElement) {
     const [r, g, b, alpha = 1] =

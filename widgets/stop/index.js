@@ -3,6 +3,7 @@
 const STOP = "Stop, and keep what is done";
 const BY_HAND = "Interrupt the kernel to stop: what is done is kept.";
 
+/** @param {{ model: any, el: HTMLElement }} context */
 function render({ model, el }) {
   // JupyterLab and Notebook give the page's own connection to the kernel; others say how to stop.
   const kernel = model.widget_manager?.kernel;

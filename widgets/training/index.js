@@ -13,7 +13,7 @@ import { spans } from "../shared/text.js";
  */
 export function view({ training }, mesh) {
   const { lead, heads, rows, notes } = training;
-  const look = (place) => ({ class: place ? "jsm-num" : null });
+  const look = (/** @type {number} */ place) => ({ class: place ? "jsm-num" : null });
   return h(
     "div",
     {},
