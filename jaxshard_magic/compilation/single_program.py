@@ -20,8 +20,7 @@ from ..plan import Plan
 from ..program import jax_settings
 from ..program.batching.followed_program import describe_equation
 from ..program.callbacks import Callbacks, has_raising_callbacks, reraise_equinox_errors
-from ..program.compiled_call import strict_call
-from ..program.compiling import compile_in_thread, jit
+from ..program.compiling import compile_in_thread, jit, strict_call
 from ..program.flatten_call import FlatCall, shape_structs
 from ..program.gc_pause import gc_paused
 from ..program.hooks import retrace_context

@@ -31,13 +31,13 @@ from ..program.batching.followed_program import (
     as_single_microbatch,
     describe_equation,
     follow_batch,
+    follow_single_example,
 )
 from ..program.batching.row_groups import row_group_size
-from ..program.batching.single_example import follow_single_example
+from ..program.emit import Replay, retrace, run_replay
 from ..program.gradient_calls import GradientCall, GradientEmitter, value_and_gradients
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import is_literal
-from ..program.replay import Replay, retrace, run_replay
 from ..program.sizes import nbytes
 from .loss_scaling import LossScale, scaled_value_and_gradients
 from .partial_replay import PartialReplay

@@ -14,9 +14,9 @@ from jax._src.source_info_util import current_name_stack  # jax has no public fo
 from jax.ad_checkpoint import checkpoint_name
 
 from ..program import control_flow
+from ..program.emit import Replay
 from ..program.ir import Equation, Program, SubJaxpr, Value
 from ..program.primitives import scan_counts
-from ..program.replay import Replay
 from ..program.source_lines import user_context
 
 KEPT = "jaxshard:kept"  # name of values that checkpoint policies save, whichever primitive made them

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from ..program.emit import Replay, run_replay
 from ..program.ir import Equation, Program, SubJaxpr, Value
 from ..program.primitives.primitive import AutocastPolicy, Kind
 from ..program.primitives.table import primitive_of
-from ..program.replay import Replay, run_replay
 from ..program.source_lines import user_context
 from .autocast import NARROW, WIDE
 from .blocks import split_sub_jaxpr

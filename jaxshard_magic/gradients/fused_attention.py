@@ -14,9 +14,9 @@ from ..program.attention.blockwise import accumulation_dtype, attention_form
 from ..program.attention.detection import find_attentions
 from ..program.attention.expressions import align_dims, evaluate, leaves
 from ..program.attention.fused_attention import attention, attention_p
+from ..program.emit import Replay, retrace, run_replay
 from ..program.flow import Flow, live_roots
 from ..program.ir import Equation, Program, SubJaxpr, Value
-from ..program.replay import Replay, retrace, run_replay
 
 _IN_PLACE = ("jit", "pjit", "closed_call", "core_call")  # calls that `Replay` inlines
 

@@ -17,10 +17,10 @@ from ..errors import ShardError
 from ..program.batching.batch import Batch
 from ..program.batching.followed_program import describe_equation
 from ..program.batching.padding import PaddedEmitter
+from ..program.emit import Replay, retrace
 from ..program.gradient_calls import GradientCall, gradient_p
 from ..program.ir import Equation, Program
 from ..program.primitives import is_literal
-from ..program.replay import Replay, retrace
 from ..program.trace import Traced
 from .rows import draw_rows, row_positions
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from ..program.emit import Emitter
+from ..program.emit import Emitter, Replay
 from ..program.flow import required_equations
 from ..program.ir import Equation, Program, SubJaxpr, Value
-from ..program.replay import Replay
 
 
 class PartialEmitter(Emitter):

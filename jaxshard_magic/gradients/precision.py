@@ -9,10 +9,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError, list_names, unknown_name
+from ..program.emit import PerBodyReplay, Replay, retrace, run_replay
 from ..program.ir import Equation, Program, SubJaxpr, Value
 from ..program.primitives import bind_with_dtype, is_float
 from ..program.primitives.primitive import AutocastPolicy
-from ..program.replay import PerBodyReplay, Replay, retrace, run_replay
 from .autocast import NARROW, DtypeAssignment, float32_dtypes, mixed_precision_dtypes, visible_equations
 
 TYPES = {"bf16": jnp.dtype(jnp.bfloat16), "fp16": jnp.dtype(jnp.float16), "f32": jnp.dtype(jnp.float32)}

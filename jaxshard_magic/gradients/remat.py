@@ -11,10 +11,10 @@ from jax.extend.core import ClosedJaxpr
 
 from ..config.options import REMAT, is_number, remat_expression
 from ..errors import ShardError, did_you_mean, list_names
+from ..program.emit import Replay, retrace
 from ..program.ir import Equation, Program, SubJaxpr
 from ..program.primitives import has_visible_effects
 from ..program.primitives.table import primitive_of
-from ..program.replay import Replay, retrace
 from ..program.sizes import nbytes
 from .blocks import Block, Blocks, Checkpointed, Policy, named_value_blocks
 from .call_names import ProgramNames, jit_labels

@@ -14,12 +14,12 @@ from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.padding import PaddedEmitter
 from ..program.dimensions import Dimensions
+from ..program.emit import Replay, retrace
 from ..program.facts import Facts
 from ..program.flow import Flow
 from ..program.gradient_calls import GradientCall, GradientEmitter, gradient_equations, inline_gradients
 from ..program.ir import Equation, Program
 from ..program.per_device import AxisName, DeviceMapping, PerDeviceTrace, device_trace_context
-from ..program.replay import Replay, retrace
 from ..program.roles import InputRoles
 from ..program.trace import Traced
 from .accumulate import AccumulatedGradient, MicrobatchLoop, MicrobatchSplit

@@ -13,9 +13,9 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from ..program.batching.followed_program import FollowedProgram
+from ..program.emit import Replay
 from ..program.ir import Equation
 from ..program.primitives import bind, shape_of
-from ..program.replay import Replay
 
 
 def microbatch_rows(examples: int, microbatches: int, shards: int) -> Any:

@@ -16,8 +16,7 @@ from jax.stages import Compiled, Lowered
 
 from ..compile_wait import tick
 from ..program.callbacks import Callbacks
-from ..program.compiled_call import unchecked_call
-from ..program.compiling import await_compiled, compile_lowered, compile_pool, jit
+from ..program.compiling import await_compiled, compile_lowered, compile_pool, jit, unchecked_call
 from ..program.memory_kinds import shapes_for_lowering
 from ..program.source_lines import full_source_locations
 

@@ -16,12 +16,11 @@ from jax.core import Tracer
 
 from ..errors import ShardError
 from ..program.callbacks import is_host_call
-from ..program.emit import Emitter
+from ..program.emit import Emitter, retrace
 from ..program.flow import Flow
 from ..program.gradient_calls import GradientCall, gradient_equations
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import bind
-from ..program.replay import retrace
 from .equation_groups import ValueClasses, is_rowwise
 from .split_loss import Pieces
 

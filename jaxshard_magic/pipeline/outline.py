@@ -7,13 +7,13 @@ from itertools import groupby, pairwise
 
 from ..errors import ShardError
 from ..plan import DeviceWork
+from ..program.emit import Replay, run_replay
 from ..program.facts import Facts
 from ..program.flops import count_work
 from ..program.flow import Flow
 from ..program.gradient_calls import GradientCall
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import scan_counts
-from ..program.replay import Replay, run_replay
 from ..program.sizes import nbytes
 from ..program.trace import Traced
 from ..schedule import Schedule

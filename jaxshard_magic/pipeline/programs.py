@@ -15,12 +15,11 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from ..gradients.partial_replay import PartialEmitter, PartialReplay
 from ..program import control_flow
-from ..program.emit import Emitter
+from ..program.emit import Emitter, retrace
 from ..program.flow import dependents, required_equations
 from ..program.ir import Body, Equation, Program, Value
 from ..program.op_labels import label_gradients
 from ..program.primitives import scan_counts
-from ..program.replay import retrace
 from ..program.source_lines import user_context
 from ..strategies.layout import Layout, Spec
 from ..strategies.regions.deferred_reductions import DeferredReductions

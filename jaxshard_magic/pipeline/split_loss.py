@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..program import control_flow
+from ..program.emit import Replay
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import bind, scan_counts
-from ..program.replay import Replay
 from .allowed_starts import allowed_starts
 from .balance import stage_starts
 from .loss_units import LossUnits, equation_flops

@@ -17,10 +17,10 @@ from jax._src.interpreters.ad import jvp_jaxpr
 from jax.core import Tracer
 
 from ..errors import ShardError
+from .emit import Replay, retrace
 from .gradient_calls import GradientCall, gradient_equations, gradient_p
 from .ir import Equation, Program, Value
 from .primitives import with_outputs, without_inputs
-from .replay import Replay, retrace
 from .source_lines import user_line
 from .trace import Traced
 

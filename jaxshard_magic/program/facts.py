@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from .batching.batch import Batch
 from .dimensions import Dimensions, StorageClasses
-from .expert_loops import find_expert_loops
-from .experts import find_experts
+from .experts import find_expert_loops, find_experts
 from .flops import Work, count_work
 from .flow import Flow, follow_aliases
 from .gathered_weights import may_gather_weights
 from .ir import Program
 from .op_labels import label_equations
 from .phases import equation_phases
+from .primitives import scan_counts
 from .roles import PARAMS, InputRoles
+from .sizes import nbytes
 from .trace import Traced
 from .unrolled_experts.detection import may_have_unrolled_experts
 
@@ -78,3 +79,20 @@ class Facts:
     def work(self) -> tuple[Work, ...]:
         """FLOPs and bytes of every product."""
         return count_work(self.program, self.flow, self.phases)
+
+
+def largest_weight(flow: Flow, roles: InputRoles) -> int | None:
+    """Return the bytes of the largest weight that an equation reads, on all devices together; None without weights.
+
+    A weight that a scan steps over counts by the slice read in a trip.
+    """
+    program = flow.program
+    avals = {i: program.avals[v] for i, v in enumerate(program.inputs) if roles.by_input[i] == PARAMS}
+    sizes = {i: nbytes(aval) for i, aval in avals.items()}
+    read_sizes = dict(sizes)
+    for e in program.equations:
+        if e.is_scan:
+            consts, carried = scan_counts(e.params)
+            for i in flow.input_ancestors(e.operands[consts + carried :], follow_aliases) & sizes.keys():
+                read_sizes[i] = min(read_sizes[i], sizes[i] // max(1, e.params["length"]))
+    return max(read_sizes.values(), default=None)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .emit import PerBodyReplay
 from .flow import Flow, follow_aliases
 from .histograms import Histograms
 from .ir import Equation, Program, SubJaxpr, Value
 from .loss_rewrites import LossByEquation, ReplaceLosses, retrace_with_losses
 from .primitives import called_body, shape_of
-from .replay import PerBodyReplay
 from .source_lines import user_line
 from .trace import Traced
 

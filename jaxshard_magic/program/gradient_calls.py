@@ -16,12 +16,11 @@ from jax.tree_util import register_pytree_node_class
 
 from ..errors import ShardError
 from .batching.label_walk import GRADIENT_CALL
-from .emit import Emitter
+from .emit import Emitter, Replay, retrace
 from .hooks import Vjp, hook_vjp
 from .ir import Equation, Program
 from .primitives import bind, has_unresolved_checks, hoist_constants, is_literal
 from .references import discharge_references, has_reference_inputs, makes_references
-from .replay import Replay, retrace
 from .source_lines import user_line
 from .trace import Traced, marking_vjp
 from .trace_errors import unbound_axis_name

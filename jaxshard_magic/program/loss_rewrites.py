@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from jax.extend.core import ClosedJaxpr
 
+from .emit import Replay, retrace
 from .gradient_calls import GradientCall, gradient_equations, gradient_p
 from .ir import Equation, Program, Value
 from .primitives import hoist_constants
-from .replay import Replay, retrace
 from .trace import Traced
 
 F = TypeVar("F")

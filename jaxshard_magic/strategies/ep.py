@@ -14,9 +14,8 @@ from dataclasses import replace
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.followed_program import describe_equation
-from ..program.expert_loops import ExpertLoop, find_dependent_expert_loop, find_expert_loops
 from ..program.experts import ExpertDims as Found
-from ..program.experts import find_experts
+from ..program.experts import ExpertLoop, find_dependent_expert_loop, find_expert_loops, find_experts
 from ..program.flow import follow_aliases
 from ..program.ir import Equation, Value
 from ..program.roles import PARAMS

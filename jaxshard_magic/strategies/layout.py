@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ..plan import Finding
 from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions, StorageClasses
-from ..program.expert_loops import ExpertLoop
+from ..program.experts import ExpertLoop
 from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import InputRoles

@@ -16,7 +16,7 @@ from ..config.strategies import STRATEGIES
 from ..errors import ShardError
 from ..plan import REPLICATED, DividedExperts, DividedPositions, Finding, LeafPlan, Plan, PlannedRing
 from ..program.emit import Emitter
-from ..program.facts import Facts
+from ..program.facts import Facts, largest_weight
 from ..program.flops import uncounted_primitives
 from ..program.flow import follow_aliases
 from ..program.loss import find_loss
@@ -27,7 +27,6 @@ from ..program.sizes import nbytes
 from ..program.source_lines import user_location
 from ..program.trace import Traced, path_name
 from ..program.user_placements import placement_axes
-from ..program.weights import largest_weight
 from ..specs import RequestedSpec
 from .attention_form import choose_attention_form
 from .device_shares import device_shares

@@ -11,9 +11,8 @@ from ..program.dimensions import Dimensions
 from ..program.facts import Facts
 from ..program.flow import Flow
 from ..program.ir import Program
-from ..program.parameter_copies import match_gradients
 from ..program.per_device import PerDeviceTrace
-from ..program.roles import BATCH, PARAMS, InputRoles, find_roles
+from ..program.roles import BATCH, PARAMS, InputRoles, find_roles, match_gradients
 from ..program.state_matching import retyped_state
 from ..program.trace import Traced, path_name
 from .placements import find_placements, placed_dims

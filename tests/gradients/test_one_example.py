@@ -10,8 +10,7 @@ from support.refusals import refusal
 
 import jaxshard_magic
 from jaxshard_magic.program.batching.batch_labels import ExampleSum, UnknownLabel
-from jaxshard_magic.program.batching.followed_program import describe_equation, follow_batch
-from jaxshard_magic.program.batching.single_example import follow_single_example
+from jaxshard_magic.program.batching.followed_program import describe_equation, follow_batch, follow_single_example
 from jaxshard_magic.program.ir import Program
 
 T, D, V = 3, 8, 5

@@ -10,9 +10,8 @@ from jax.experimental import pallas as pl
 from support.refusals import refusal
 
 import jaxshard_magic
-from jaxshard_magic.program.emit import Emitter
+from jaxshard_magic.program.emit import Emitter, Replay, retrace
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.replay import Replay, retrace
 
 ROWS = jax.random.normal(jax.random.key(0), (8, 4))
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from support.stand_in import BATCH, descend, no_way_back, params, same, shard
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.program.compiled_call import _checked_call, strict_call
+from jaxshard_magic.program.compiling import _checked_call, strict_call
 
 
 class Trainer:

@@ -75,7 +75,7 @@ ROWS: Sequence[Refused] = (
         mesh="pipe=4",
         slow=True,
     ),
-    Refused("strategies.batch_checks.check_examples_divide", "--pad", "dp", before=DATA + "[:60]"),
+    Refused("strategies.plan_checks.check_examples_divide", "--pad", "dp", before=DATA + "[:60]"),
     Refused(
         "strategies.pmap_axes._device_axis_cuts",
         "%mesh batch=4",

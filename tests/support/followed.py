@@ -16,10 +16,9 @@ from jaxshard_magic.program.batching.batch_labels import (
     output_combination,
 )
 from jaxshard_magic.program.batching.followed_program import FollowedProgram, follow_batch
-from jaxshard_magic.program.emit import Emitter
+from jaxshard_magic.program.emit import Emitter, Replay
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.primitives import bind
-from jaxshard_magic.program.replay import Replay
 
 B, M = 12, 3
 ROWS = np.arange(B).reshape(B // M, M).T  # every third example: no microbatch is a run of them

@@ -2,8 +2,8 @@
 (`fused_attention`).
 
 Stages of recognition, from the result backwards: `softmax` finds the exponentials and their sum, `score_path` the
-equations between softmax and the query-key product, `score_transform` reads them as a scale, masks (`masks`) and other
-changes of scores, `dimension_roles` assigns batch, groups, positions and widths. `obstacles` names the operation that
-prevents a match. `blockwise` has the arithmetic of a block of queries and keys, used over all keys at once or as a
-ring.
+equations between softmax and the query-key product, and reads them as a scale, masks (`masks`) and other changes of
+scores, `dimension_roles` assigns batch, groups, positions and widths. Where nothing matches, `detection` names the
+operation that prevents it. `blockwise` has the arithmetic of a block of queries and keys, used over all keys at once or
+as a ring.
 """

@@ -6,8 +6,7 @@ from ..dimensions import Dimensions
 from ..ir import Equation, Program
 from .attention import Attention, AttentionOperand
 from .backward_walk import BackwardWalk, Label, Labels
-from .score_path import ScorePath
-from .score_transform import read_score_transform
+from .score_path import ScorePath, read_score_transform
 from .softmax import Softmax
 
 

@@ -1,11 +1,29 @@
-"""Path from the operand of a softmax back to a product, with the effect of each equation on the scores."""
+"""Path of attention scores, from the operand of a softmax back to a product, and its reading.
 
+`ScorePath` has the effect of each equation on the scores. All that happens to scores before softmax is then read as a
+scale, masks, and other changes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..ir import Equation, Value
-from .backward_walk import BackwardWalk, Labels
-from .masks import MASKED_SCORE
-from .softmax import MAX_STEPS, Softmax
+from ..primitives.jaxprs import is_float
+from .attention import Apply, DistanceSpan, Expression, ExpressionLeaf, MaskCondition, Scores
+from .backward_walk import BackwardWalk, Labels, literal_array
+from .expressions import leaves
+from .masks import (
+    MASKED_SCORE,
+    KeyVisibility,
+    key_visibility,
+    read_additive_mask,
+    read_expression,
+    read_multiplicative_mask,
+    score_bounds,
+)
+from .softmax import MAX_STEPS, ExpMask, Softmax
 
 
 @dataclass(frozen=True)
@@ -142,3 +160,254 @@ def _leads_to_product(walk: BackwardWalk, v: Value | None, max_depth: int, known
             e.primitive.is_elementwise and any(_leads_to_product(walk, w, max_depth - 1, known) for w in same)
         )
     return known[v]
+
+
+@dataclass(frozen=True)
+class _ScoreTransform:
+    """Effect of the equations between scores and softmax; fields as in `Attention`.
+
+    Attributes:
+        scale: Factor of the scores.
+        span: Distances at which keys are visible.
+        conditions: Further conditions on visible keys.
+        fill: Number that replaces hidden scores.
+        score_mod: Other changes of scores; None for no change.
+        masks_in_score_mod: Whether `score_mod` contains the masks as written.
+        query_factors: Factors of the queries, each with True for a divisor.
+    """
+
+    scale: float
+    span: DistanceSpan
+    conditions: tuple[MaskCondition, ...]
+    fill: float
+    score_mod: Expression | None
+    masks_in_score_mod: bool
+    query_factors: tuple[tuple[Expression, bool], ...]
+
+
+@dataclass(frozen=True)
+class _ScoreMask:
+    """One mask.
+
+    Attributes:
+        visibility: Visible keys.
+        fill: Score of hidden keys, or the number added to their scores.
+        is_additive: Whether `fill` is added.
+    """
+
+    visibility: KeyVisibility
+    fill: float
+    is_additive: bool = False
+
+
+def read_score_transform(
+    walk: BackwardWalk, label_positions: Mapping[int, int], softmax: Softmax, path: ScorePath
+) -> _ScoreTransform | Equation:
+    """Return the effect of all equations between scores and softmax, or the first equation without a known effect.
+
+    Args:
+        walk: Backward walk of the program.
+        label_positions: Position of each label of the softmax among (batch..., groups..., query, key).
+        softmax: Softmax, whose exponentials may be masked as well.
+        path: Path from softmax back to scores.
+    """
+    reader = _ScoreReader(walk, label_positions)
+    # A path runs from the softmax backwards, so its steps are read in reverse.
+    for step in reversed(path.steps):
+        if not reader.read_step(step):
+            return step.equation
+    for mask in softmax.exp_masks:
+        if not reader.read_exp_mask(mask):
+            return mask.equation
+    transform = reader.transform()
+    # `score_mod` can't include masks that are applied after the exponential.
+    return softmax.exp_masks[0].equation if transform.masks_in_score_mod and softmax.exp_masks else transform
+
+
+class _ScoreReader:
+    """Reader of equations in their order of execution, from the query-key product on.
+
+    `_written` is the expression of all changes so far, `_bare` the same without masks.
+    """
+
+    def __init__(self, walk: BackwardWalk, label_positions: Mapping[int, int]):
+        self._walk, self._label_positions, self._rank = walk, label_positions, len(label_positions)
+        self._written = self._bare = Scores()
+        self._scales = {"written": 1.0, "bare": 1.0}
+        self._masks: list[_ScoreMask] = []
+        self._changed_after_mask = False  # whether a bias or another elementwise change followed a mask
+        self._factors: list[tuple[Expression, bool]] = []
+
+    def read_step(self, step: ScoreStep) -> bool:
+        """Read one more equation; return False for an equation without a known effect."""
+        return (
+            # The most specific form first: the later ones would match most of these steps too.
+            self._read_scale(step)
+            or self._read_fill(step)
+            or self._read_query_factor(step)
+            or self._read_elementwise(step)
+        )
+
+    def read_exp_mask(self, mask: ExpMask) -> bool:
+        """Read a factor of the exponentials as a mask; return False for any other factor."""
+        expression = read_expression(
+            self._walk, mask.mask, self._to_positions(mask.labels), self._rank, to_booleans=True
+        )
+        is_select = mask.equation.name == "select_n"
+        if expression is None:
+            return False
+        conditions = [MaskCondition(expression, mask.visible_if)] if is_select else read_multiplicative_mask(expression)
+        if conditions is None:
+            return False
+        self._masks.append(_ScoreMask(key_visibility(conditions, self._rank), float("-inf")))
+        return True
+
+    def transform(self) -> _ScoreTransform:
+        span, conditions = DistanceSpan(), list[MaskCondition]()
+        for mask in self._masks:
+            span &= mask.visibility.span
+            conditions += mask.visibility.conditions
+        masks_in_score_mod = self._needs_masks_in_score_mod(bool(conditions) or not span.has_zero)
+        expression, scale = (self._written, "written") if masks_in_score_mod else (self._bare, "bare")
+        score_mod = None if isinstance(expression, Scores) else expression
+        fill = self._masks[-1].fill if self._masks else float("-inf")
+        return _ScoreTransform(
+            self._scales[scale], span, tuple(conditions), fill, score_mod, masks_in_score_mod, tuple(self._factors)
+        )
+
+    def _needs_masks_in_score_mod(self, may_be_fully_masked: bool) -> bool:
+        """Return whether hidden scores may influence the result, so that the masks must be applied as written.
+
+        Args:
+            may_be_fully_masked: Whether a query may have no visible key.
+        """
+        fills = [mask.fill for mask in self._masks]
+        if not any(map(np.isfinite, fills)):
+            return False
+        # Bounds of the unmasked scores if all query-key products are 0: a fill has the effect of -inf only far below
+        # them.
+        low, high = (
+            (0.0, 0.0) if isinstance(self._bare, Scores) else score_bounds(self._bare, self._rank) or (-np.inf, 0)
+        )
+        if max(fills) + max(high, 0.0) > low + MASKED_SCORE:
+            return True
+        # A query without a visible key has the mean of all values only where all its scores are one and the same fill.
+        same_fills = len(set(fills)) == 1 and not any(mask.is_additive for mask in self._masks)
+        return may_be_fully_masked and not (same_fills and not self._changed_after_mask)
+
+    def _read_scale(self, step: ScoreStep) -> bool:
+        number = scale_factor(self._walk, step.equation, step.operand_index)
+        if number is None:
+            return False
+        if isinstance(self._bare, Scores):
+            self._scales["bare"] *= number
+        else:
+            self._bare = self._apply(step, {}, self._bare)
+        if isinstance(self._written, Scores):
+            self._scales["written"] *= number
+        else:
+            self._written = self._apply(step, {}, self._written)
+        return True
+
+    def _read_fill(self, step: ScoreStep) -> bool:
+        """Read `where(mask, scores, very small number)`."""
+        fill, mask = mask_fill(self._walk, step), step.equation.operands[0]
+        if fill is None or mask is None:
+            return False
+        expression = read_expression(self._walk, mask, self._to_positions(step.labels), self._rank, to_booleans=True)
+        if expression is None:
+            return False
+        self._masks.append(
+            # `select_n` takes operand 2 where the predicate is true.
+            _ScoreMask(key_visibility([MaskCondition(expression, step.operand_index == 2)], self._rank), fill)
+        )
+        self._written = self._apply(step, {0: expression}, self._written)
+        return True
+
+    def _read_query_factor(self, step: ScoreStep) -> bool:
+        """Read a factor that is equal for all keys; queries can be multiplied by it instead."""
+        e, other = step.equation, None
+        if e.name == "mul" or (e.name == "div" and step.operand_index == 0):
+            other = e.operands[1 - step.operand_index]
+        if other is None or not (isinstance(self._bare, Scores) and isinstance(self._written, Scores)):
+            return False
+        expression = read_expression(self._walk, other, self._to_positions(step.labels), self._rank)
+        if expression is None or any(self._rank - 1 in leaf.dims for leaf in leaves(expression)):
+            return False
+        self._factors.append((expression, e.name == "div"))
+        return True
+
+    def _read_elementwise(self, step: ScoreStep) -> bool:
+        """Read any elementwise change by positions and values without a gradient: biases, caps, added masks."""
+        e, labels = step.equation, self._to_positions(step.labels)
+        others = {k: v for k, v in enumerate(e.operands) if k != step.operand_index and v is not None}
+        if (
+            step.later_scale is not None
+            and len(others) == 1
+            and (e.name == "add" or (e.name == "sub" and step.operand_index == 0))
+        ):
+            ((k, v),) = others.items()
+            if self._read_addition(step, k, v):
+                return True
+        expressions = {k: read_expression(self._walk, v, labels, self._rank) for k, v in others.items()}
+        readable = {k: test for k, test in expressions.items() if test is not None}
+        if len(readable) < len(expressions) or self._has_gradient(readable.values()):
+            return False
+        self._changed_after_mask |= bool(self._masks)
+        self._bare, self._written = (self._apply(step, readable, tree) for tree in (self._bare, self._written))
+        return True
+
+    def _read_addition(self, step: ScoreStep, k: int, v: Value) -> bool:
+        """Read numbers added to scores: very small ones as masks, others besides as a bias; return False without a
+        mask."""
+        expression = read_expression(self._walk, v, self._to_positions(step.labels), self._rank, to_booleans=True)
+        if expression is None or step.later_scale is None:
+            return False
+        factor_to_softmax = step.later_scale if step.equation.name == "add" else -step.later_scale
+        terms = [(term, read_additive_mask(term, factor_to_softmax)) for term in _addends(expression)]
+        bias_terms = [term for term, additive_mask in terms if additive_mask is None]
+        if len(bias_terms) == len(terms) or self._has_gradient(bias_terms):
+            return False
+        self._written = self._apply(step, {k: expression}, self._written)
+        if bias_terms:
+            self._changed_after_mask |= bool(self._masks)
+            for term in bias_terms:
+                self._bare = self._apply(step, {k: term}, self._bare)
+        for _, hiding in terms:
+            if hiding is not None:
+                self._masks.append(_ScoreMask(key_visibility(hiding[0], self._rank), hiding[1], is_additive=True))
+        return True
+
+    def _apply(self, step: ScoreStep, others: Mapping[int, Expression], tree: Expression) -> Expression:
+        """Return the equation of `step` as an expression on `tree`, with `others` as its remaining operands."""
+        e, operands = step.equation, list[Expression]()
+        for k, var in enumerate(e.jaxpr_eqn.invars):
+            v = e.operands[k]
+            if k == step.operand_index:
+                operands.append(tree)
+            elif k in others:
+                operands.append(others[k])
+            elif v is None:
+                operands.append(ExpressionLeaf(literal_array(var), ()))
+            else:  # a number, as `scale_factor` or `mask_fill` has checked
+                operands.append(ExpressionLeaf(np.asarray(self._walk.scalar(e, k)), ()))
+        return Apply(e.jaxpr_eqn, tuple(operands))
+
+    def _to_positions(self, labels: Labels) -> Labels:
+        return tuple(self._label_positions.get(x) if isinstance(x, int) else x for x in labels)
+
+    def _has_gradient(self, expressions: Iterable[Expression]) -> bool:
+        """Return whether a leaf of the expressions depends on a differentiated input."""
+        sources: Sequence[object] = [leaf.source for test in expressions for leaf in leaves(test)]
+        return any(not isinstance(v, np.ndarray) and v in self._walk.values_with_gradient for v in sources)
+
+
+def _addends(expression: Expression) -> list[Expression]:
+    """Return the addends of a sum, also through conversions between float dtypes."""
+    if isinstance(expression, Apply) and expression.eqn.primitive.name == "add":
+        return [term for operand in expression.operands for term in _addends(operand)]
+    if isinstance(expression, Apply) and expression.eqn.primitive.name == "convert_element_type":
+        terms = _addends(expression.operands[0])
+        if is_float(getattr(expression.eqn.invars[0].aval, "dtype", None)) and len(terms) > 1:
+            return terms
+    return [expression]

@@ -1,4 +1,9 @@
-"""Lockstep walk over two traces of one function that labels every value, through bodies, branches and loops."""
+"""Lockstep walk over two traces of one function that labels every value, through bodies, branches and loops.
+
+Labels of the values of a `jax.custom_vjp` function say nothing about its gradient: its rule may normalise the gradients
+of all rows by their norm, although the function itself works row by row. The backward pass is therefore traced, and its
+results need the labels of a gradient.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,13 +18,14 @@ from jax.core import Tracer
 
 from ..ir import Body, Equation, Program, SubJaxpr, Value
 from ..lookup_indices import is_negative_index_wrap
-from ..primitives import scan_counts, shape_of
+from ..primitives import bind, scan_counts, shape_of
 from ..primitives.primitive import Kind
 from ..sort_analysis import SortAnalysis
 from ..sort_states import SortedAlong
 from . import sorted_labels
 from .batch_labels import (
     CONSTANT,
+    Constant,
     ExampleSum,
     Label,
     PerExample,
@@ -30,9 +36,9 @@ from .batch_labels import (
     fits_shapes,
     growing_dim,
     literal_label,
+    size_label,
 )
 from .batch_rules import not_provable
-from .custom_gradients import differentiable_positions, gradient_label, has_custom_vjp, trace_vjp
 from .rule_site import NotProvable, RuleSite, conversion_factor, have_same_form, is_zero
 
 GRADIENT_CALL = "jaxshard_gradient"  # primitive of a gradient that is not taken yet: nothing is known of its results
@@ -203,7 +209,7 @@ class LabelWalk:
             outs = self.label_body(bodies[0][0].sub_jaxpr, bodies[0][1].sub_jaxpr, ins)
         finally:
             self.in_fixed_body = outer_fixed
-        if not outer_fixed and has_custom_vjp(e) and self._mixes_gradients(site, ins, outs):
+        if not outer_fixed and _has_custom_vjp(e) and self._mixes_gradients(site, ins, outs):
             raise NotProvable
         return outs
 
@@ -226,27 +232,27 @@ class LabelWalk:
             return False  # a trace of the rule alone doesn't show how its operands are sorted
         if any(isinstance(x, UnknownLabel) for x in (*ins, *outs)):
             return False  # the function's own labels are unknown, and name the equation
-        small, large = trace_vjp(site.eqn), trace_vjp(site.large_eqn)
+        small, large = _trace_vjp(site.eqn), _trace_vjp(site.large_eqn)
         if not have_same_form(small, large):
             return False
         walk = LabelWalk(
             small, large, self.ratio, frozenset(), (SortAnalysis(small), SortAnalysis(large)), in_fixed_body=True
         )
-        cotangent_labels = [gradient_label(outs[o]) for o in differentiable_positions(site.eqn.jaxpr_eqn.outvars)]
+        cotangent_labels = [_gradient_label(outs[o]) for o in _differentiable_positions(site.eqn.jaxpr_eqn.outvars)]
         gradient_labels = walk.output_labels([*ins, *cotangent_labels])
         if any(
             small.equations[i].bodies or small.equations[i].primitive.batch_rule is None for i in walk.unknown_origins
         ):
             return False
         gradients = zip(
-            differentiable_positions(site.eqn.jaxpr_eqn.invars),
+            _differentiable_positions(site.eqn.jaxpr_eqn.invars),
             gradient_labels,
             small.outputs,
             small.closed.jaxpr.outvars,
             strict=True,
         )
         return any(
-            label != gradient_label(ins[i])
+            label != _gradient_label(ins[i])
             and not (label == CONSTANT and (is_zero(var) if v is None else v in walk.zero_values))
             for i, label, v, var in gradients
         )
@@ -426,3 +432,58 @@ def _stops_per_row(condition: Label, carry: Sequence[Label]) -> bool:
     return isinstance(condition, PerExample) and all(
         isinstance(x, PerExample) and x.dim == condition.dim for x in carry
     )
+
+
+def _has_custom_vjp(e: Equation) -> bool:
+    """Return whether `e` calls a function with a `jax.custom_vjp` rule."""
+    return e.primitive.custom_derivative and "bwd" in e.params
+
+
+def _differentiable_positions(values: Sequence[Any]) -> list[int]:
+    """Return the positions of the floating-point values, which have gradients.
+
+    Args:
+        values: Objects with an aval.
+    """
+    return [i for i, v in enumerate(values) if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+
+
+def _trace_vjp(e: Equation) -> Program:
+    """Trace the gradient of an equation.
+
+    The program maps (all operands, cotangents of the floating-point results) to cotangents of the floating-point
+    operands.
+    """
+    ins, outs = _differentiable_positions(e.jaxpr_eqn.invars), _differentiable_positions(e.jaxpr_eqn.outvars)
+    avals = [v.aval for v in (*e.jaxpr_eqn.invars, *(e.jaxpr_eqn.outvars[o] for o in outs))]
+
+    def run(*arrays: Any) -> Any:
+        operands, cotangents = arrays[: len(e.jaxpr_eqn.invars)], arrays[len(e.jaxpr_eqn.invars) :]
+
+        # Other operands are closed over: `jax.vjp` gives integers float0 cotangents.
+        def function(*floats: Any) -> list:
+            primals = [*operands]
+            for i, x in zip(ins, floats, strict=True):
+                primals[i] = x
+            results = bind(e.jaxpr_eqn, primals)
+            return [results[o] for o in outs]
+
+        return jax.vjp(function, *(operands[i] for i in ins))[1]([*cotangents])
+
+    return Program(jax.make_jaxpr(run)(*avals))
+
+
+def _gradient_label(label: Label) -> Label:
+    """Return the label expected of the gradient of a value labelled `label`.
+
+    Microbatches add up the gradients of parameters, so a constant has a sum over examples.
+    """
+    match label:
+        case PerExample(dim, scale):
+            # With values `scale` times as large, gradients are `scale` times smaller.
+            return PerExample(dim, 1 / scale)
+        case ExampleSum(scale):
+            return size_label(1 / scale)
+        case Constant():
+            return ExampleSum()
+    return UnknownLabel()

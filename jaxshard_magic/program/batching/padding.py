@@ -19,8 +19,8 @@ from ..primitives import bind, is_literal, shape_of
 from ..primitives.contractions import Contraction
 from ..primitives.primitive import Kind
 from ..primitives.sharding_rules import axis_dims
+from .batch_rules import window_dims
 from .followed_program import describe_equation
-from .indexing import window_dims
 
 
 class PaddedEmitter(Emitter):

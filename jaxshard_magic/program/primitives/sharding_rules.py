@@ -1,7 +1,7 @@
 """Sharding rules: for each primitive, the dimensions shared by operands and results.
 
 After Shardy's rules (`sdy.op_sharding_rule`): a dimension shared by several operands and results is a factor, with a
-role that says what becomes of its positions. Links between dimensions (`dimension_links`) and the equations that
+role that says what becomes of its positions. Links between dimensions (`dimensions`) and the equations that
 commute with a permutation (`permutation_equivariance`) are read off these rules alone. Dimensions that are merged or
 split are in `factors`. `tests/program/test_sharding_rules.py` compares the rules with the primitives and with Shardy.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..batching import batch_rules, indexing
+from ..batching import batch_rules
 from . import contractions, factors, sharding_rules
 from .jaxprs import BODY_PARAMS
 from .primitive import AutocastPolicy, CollectiveOutput, Control, Kind, Primitive
@@ -228,7 +228,7 @@ _SLICE = {"data_movement": True, "autocast": AutocastPolicy.WIDEST_OPERAND}
 _add(
     "slice",
     Kind.SLICE,
-    batch_rule=indexing.slice_like,
+    batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     alias=True,
     selects_elements=True,
@@ -238,7 +238,7 @@ _add(
 _add(
     "dynamic_slice",
     Kind.SLICE,
-    batch_rule=indexing.dynamic_slice,
+    batch_rule=batch_rules.dynamic_slice,
     linear_operands=FIRST,
     selects_elements=True,
     resizes_dims=True,
@@ -247,7 +247,7 @@ _add(
 _add(
     "dynamic_update_slice",
     Kind.SLICE,
-    batch_rule=indexing.update_slice,
+    batch_rule=batch_rules.update_slice,
     linear_operands=FIRST_TWO,
     resizes_dims=True,
     materialized=True,
@@ -256,7 +256,7 @@ _add("dynamic_update_slice", Kind.SLICE, autocast=AutocastPolicy.WIDEST_OPERAND)
 _add(
     "rev",
     Kind.SLICE,
-    batch_rule=indexing.slice_like,
+    batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     selects_elements=True,
     **_ALONG_AXIS,
@@ -265,7 +265,7 @@ _add(
 _add(
     "split",
     Kind.SLICE,
-    batch_rule=indexing.slice_like,
+    batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     resizes_dims=True,
     **_ALONG_AXIS,
@@ -274,7 +274,7 @@ _add(
 _add(
     "concatenate",
     Kind.SLICE,
-    batch_rule=indexing.concatenate,
+    batch_rule=batch_rules.concatenate,
     linear_operands=ALL,
     resizes_dims=True,
     **_ALONG_AXIS,
@@ -284,17 +284,17 @@ _add("concatenate", Kind.SLICE, constrain_output=True, materialized=True)
 _add(
     "pad",
     Kind.SLICE,
-    batch_rule=indexing.pad,
+    batch_rule=batch_rules.pad,
     linear_operands=FIRST_TWO,
     resizes_dims=True,
     constrain_output=True,
     **_SLICE,
 )
-_add("tile", Kind.SLICE, batch_rule=indexing.tile, linear_operands=FIRST, **_SLICE)
+_add("tile", Kind.SLICE, batch_rule=batch_rules.tile, linear_operands=FIRST, **_SLICE)
 _add(
     "stack",
     Kind.SLICE,
-    batch_rule=indexing.stack,
+    batch_rule=batch_rules.stack,
     linear_operands=ALL,
     sharding_rule=sharding_rules.stack,
     constrain_output=True,
@@ -304,7 +304,7 @@ _add(
 _add(
     "unstack",
     Kind.SLICE,
-    batch_rule=indexing.unstack,
+    batch_rule=batch_rules.unstack,
     linear_operands=FIRST,
     sharding_rule=sharding_rules.unstack,
     alias=True,
@@ -315,7 +315,7 @@ _add(
 _add(
     "gather_blocks divide_blocks",
     Kind.SLICE,
-    batch_rule=indexing.slice_like,
+    batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     **_ALONG_AXIS,
     constrain_output=True,
@@ -327,13 +327,13 @@ _add(
     "gather",
     Kind.LOOKUP,
     sharding_rule=sharding_rules.gather,
-    batch_rule=indexing.gather,
+    batch_rule=batch_rules.gather,
     mixes_positions=True,
     constrain_output=True,
     materialized=True,
     **_SLICE,
 )
-_SCATTER = {"sharding_rule": sharding_rules.scatter, "batch_rule": indexing.scatter, "materialized": True}
+_SCATTER = {"sharding_rule": sharding_rules.scatter, "batch_rule": batch_rules.scatter, "materialized": True}
 _add("scatter scatter-mul scatter_mul scatter-min scatter_min", Kind.LOOKUP, **_SCATTER)
 _add("scatter-max scatter_max scatter-apply", Kind.LOOKUP, **_SCATTER)
 # Linear in operand 0 and the updates (operand 2), not in the indices.
@@ -402,7 +402,7 @@ _ALONG = {"batch_rule": batch_rules.along_axis, "has_axis": True}
 _add(
     "cumsum",
     Kind.CUMULATIVE,
-    batch_rule=indexing.slice_like,
+    batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     identity=zero,
     has_axis=True,
@@ -427,7 +427,7 @@ _add("top_k", Kind.SORT, index_result=1, autocast=AutocastPolicy.WIDEST_OPERAND,
 _add("approx_top_k", Kind.SORT, index_result=1, **_ALONG)
 
 # Reductions of windows.
-_WINDOW = {"batch_rule": indexing.pooling}
+_WINDOW = {"batch_rule": batch_rules.pooling}
 _add("reduce_window", Kind.WINDOW, materialized=True, **_WINDOW)
 _add(
     "reduce_window_sum",

@@ -22,7 +22,7 @@ Footguns:
 from .reachable import KnownParameters as KnownParameters
 from .reachable import ReachableState as ReachableState
 from .reachable import WatchKind as WatchKind
-from .side_effects import trace_without_side_effects as trace_without_side_effects
 from .snapshot import NO_STATE_INPUTS as NO_STATE_INPUTS
 from .snapshot import PythonState as PythonState
 from .snapshot import StateInputs as StateInputs
+from .snapshot import trace_without_side_effects as trace_without_side_effects

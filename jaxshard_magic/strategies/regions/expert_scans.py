@@ -15,7 +15,7 @@ from jax import lax
 
 from ...plan import PlannedCollective
 from ...program import control_flow
-from ...program.expert_loops import ExpertLoop
+from ...program.experts import ExpertLoop
 from ...program.ir import Equation, Value
 from ...program.op_labels import COMBINE, DISPATCH
 from ...program.primitives import scan_counts
