@@ -5,7 +5,7 @@ import { count } from "./trial.js";
 /** @import * as Sent from "../shared/payload_types.js" */
 /** @import { Axes } from "./trial.js" */
 
-export const MOST = 4096; // devices that are drawn
+const MOST = 4096; // devices that are drawn
 const NAMES = ["data", "model", "seq", "expert", "fsdp", "replica"];
 
 /** @type {(axes: Axes, i: number, size: number) => Axes} */

@@ -1,6 +1,6 @@
 // What is said of the edits: how many arrays they set, what they cost or save.
 
-import { bytes, count } from "../shared/format.js";
+import { bytes, count, MINUS } from "../shared/format.js";
 import { following } from "./worked.js";
 
 /** @import * as Sent from "../shared/payload_types.js" */
@@ -8,7 +8,6 @@ import { following } from "./worked.js";
 /** @import { Worked } from "./worked.js" */
 
 const NUMBERS = ["no", "one", "two", "three", "four"];
-const MINUS = "\u2212";
 
 /**
  * `sets 3 leaves: the parameter and its two moments; 4 more lie otherwise because of it`.
@@ -74,7 +73,7 @@ export function difference(data, work, leaf) {
 }
 
 /** @param {number} n */
-export const signed = (n) => (n === 0 ? "\u00b10" : `${n < 0 ? MINUS : "+"}${bytes(Math.abs(n))}`);
+const signed = (n) => (n === 0 ? "\u00b10" : `${n < 0 ? MINUS : "+"}${bytes(Math.abs(n))}`);
 
 /**
  * Of all arrays together: `All 53 arrays: 1.86 GiB on each device, now 1.91 GiB`.

@@ -81,8 +81,7 @@ export function rolesOf({ roles, devices }) {
  * @param {Sent.Memory} memory
  * @param {Sent.Position} position
  */
-export const sumOf = ({ roles, devices }, position) =>
-  roles.reduce((sum, role) => sum + (devices[role][position] ?? 0), 0);
+const sumOf = ({ roles, devices }, position) => roles.reduce((sum, role) => sum + (devices[role][position] ?? 0), 0);
 
 /**
  * How far the bar of the device at `position` goes.

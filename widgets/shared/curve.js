@@ -6,7 +6,7 @@ import { bytes, count, SPACE, seconds, share, significant } from "./format.js";
 
 const [WIDTH, HEIGHT, TOP, BOTTOM] = [276, 108, 14, 16];
 const LOG = 50; // so many times the least is the largest value of a scale that counts its digits
-export const DASHES = ["", "5 3", "2 2", "8 3 2 3"];
+const DASHES = ["", "5 3", "2 2", "8 3 2 3"];
 const PREFIXES = ["", "k", "M", "G", "T", "P", "E"];
 
 /** @import * as Sent from "./payload_types.js" */
@@ -163,7 +163,7 @@ function parts(buckets) {
  * @param {number} value
  * @param {string | null} unit
  */
-export function valueText(value, unit) {
+function valueText(value, unit) {
   if (unit === "s") return seconds(value);
   if (unit === "bytes") return bytes(value);
   if (unit === "share") return share(value);

@@ -3,7 +3,7 @@
 
 export const SPACE = "\u202f";
 export const UNKNOWN = "\u2013";
-const MINUS = "\u2212";
+export const MINUS = "\u2212";
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const SECOND_UNITS = ["us", "ms", "s"];
 const NEXT_UNIT = 999.5;
