@@ -9,10 +9,17 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from ..program import control_flow
-from ..program.attention.attention import Attention, AttentionOperand, ExpressionLeaf, Unrecognised
+from ..program.attention.attention import (
+    Attention,
+    AttentionOperand,
+    ExpressionLeaf,
+    Unrecognised,
+    align_dims,
+    evaluate,
+    leaves,
+)
 from ..program.attention.blockwise import accumulation_dtype, attention_form
 from ..program.attention.detection import find_attentions
-from ..program.attention.expressions import align_dims, evaluate, leaves
 from ..program.attention.fused_attention import attention, attention_p
 from ..program.emit import Replay, retrace, run_replay
 from ..program.flow import Flow, live_roots

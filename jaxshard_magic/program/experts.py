@@ -16,10 +16,10 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from .dimensions import Dimensions, StorageClasses
+from .flops import Product, find_products
 from .flow import Flow, follow_aliases, stop_at_products
 from .ir import Equation, Program, SubJaxpr, Value
 from .primitives import scan_counts
-from .products import Product, find_products
 from .roles import PARAMS, InputRoles
 from .topk_sites import find_topk_sites
 

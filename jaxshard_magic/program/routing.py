@@ -18,11 +18,11 @@ import jax.numpy as jnp
 
 from .dimensions import Dimensions, StorageClasses
 from .experts import stack_dims
+from .flops import Product, find_products
 from .flow import Flow, follow_aliases, stop_at_products
 from .ir import Equation, Value
 from .phases import FORWARD
 from .primitives import scan_counts
-from .products import Product, find_products
 from .source_lines import user_location
 from .topk_sites import TopKSite, find_topk_sites
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 from ..config.request import Request
 from ..program.batching.batch import Batch
 from ..program.facts import Facts
+from ..program.flops import Product, find_products
 from ..program.flow import follow_aliases
 from ..program.ir import Equation, Program
-from ..program.products import Product, find_products
 from ..program.roles import InputRoles
 from ..program.union_find import UnionFind
 from .layout import Axes, Layout

@@ -12,9 +12,9 @@ from collections import Counter
 
 from ..errors import ShardError, list_names
 from ..plan import Finding
+from ..program.flops import find_products
 from ..program.ir import Equation, Value
 from ..program.primitives.primitive import Kind
-from ..program.products import find_products
 from ..program.source_lines import user_line
 from ..program.trace import is_closed_over
 from .layout import Axes, Layout, Spec, without_axes

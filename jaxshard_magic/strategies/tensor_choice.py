@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..program.dimensions import Dimensions
+from ..program.flops import Product
 from ..program.primitives.primitive import Kind
-from ..program.products import Product
 from ..program.roles import PARAMS
 from ..program.shardy import ShardyPartitioner
 from ..program.sizes import nbytes

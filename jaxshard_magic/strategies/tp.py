@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from ..errors import ShardError
 from ..plan import Finding
+from ..program.flops import Product, find_products
 from ..program.flow import follow_aliases, stop_at_products
 from ..program.ir import Equation, Value
 from ..program.phases import FORWARD, equation_phases
-from ..program.products import Product, find_products
 from ..program.roles import PARAMS
 from .fsdp import is_small
 from .layout import Axes, Layout

@@ -14,8 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .attention import Attention, DistanceSpan, Expression, ExpressionLeaf, MaskCondition
-from .expressions import evaluate, leaves, visibility_mask
+from .attention import (
+    Attention,
+    DistanceSpan,
+    Expression,
+    ExpressionLeaf,
+    MaskCondition,
+    evaluate,
+    leaves,
+    visibility_mask,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,21 @@ import numpy as np
 
 from ..ir import Value
 from ..primitives.primitive import Kind
-from .attention import Apply, DistanceSpan, Expression, ExpressionLeaf, MaskCondition
+from .attention import (
+    Apply,
+    DistanceSpan,
+    Expression,
+    ExpressionLeaf,
+    MaskCondition,
+    align_dims,
+    evaluate,
+    is_boolean,
+    is_constant,
+    leaves,
+    truth_table,
+    visibility_mask,
+)
 from .backward_walk import BackwardWalk, Labels, literal_array
-from .expressions import align_dims, evaluate, is_boolean, is_constant, leaves, truth_table, visibility_mask
 
 MASKED_SCORE = -1e4  # scores this far below the others hide a key: exp gives 0 even in float64
 _SAMPLED_POSITIONS = 256  # queries, and keys, that are evaluated above `_MAX_FULL_POSITIONS`

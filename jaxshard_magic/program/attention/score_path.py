@@ -11,9 +11,8 @@ import numpy as np
 
 from ..ir import Equation, Value
 from ..primitives.jaxprs import is_float
-from .attention import Apply, DistanceSpan, Expression, ExpressionLeaf, MaskCondition, Scores
+from .attention import Apply, DistanceSpan, Expression, ExpressionLeaf, MaskCondition, Scores, leaves
 from .backward_walk import BackwardWalk, Labels, literal_array
-from .expressions import leaves
 from .masks import (
     MASKED_SCORE,
     KeyVisibility,
