@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from jaxshard_magic.views.format import count_text, printable, rounded
+from jaxshard_magic.views.document import html, text
+from jaxshard_magic.views.document import parts as doc
+from jaxshard_magic.views.format import count_text, rounded
 from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import escaped, join_nonempty, small, table
-from jaxshard_magic.views.terminal import plain_signs, terminal_text, text_width, wrap
-from jaxshard_magic.views.terminal import table as columns_of
+from jaxshard_magic.views.terminal import text_width
 
 if TYPE_CHECKING:
     from jaxshard_magic.history import Calibration
@@ -31,17 +31,18 @@ def footnote(calibration: "Calibration") -> str:
     return f"Above 1: slower than predicted, as of the median; from and to: of single reports.{left}"
 
 
-def _rows(calibration: "Calibration") -> list[tuple[str, ...]]:
-    """Return the printable cells of the table, a row for each chip and strategy."""
-    return [
-        (
-            printable(each.chip),
-            printable(each.strategy),
-            count_text(each.count),
-            *(rounded(value, 2) for value in (each.median, each.low, each.high)),
-        )
+def _parts(calibration: "Calibration") -> list[doc.Part]:
+    """Return the summary, a table with a row for each chip and strategy, and the meaning of its ratios."""
+    lead = doc.Paragraph(summary(calibration), leading=True)
+    if not calibration.ratios:
+        return [lead]
+    rows = (
+        (each.chip, each.strategy, count_text(each.count), *(rounded(v, 2) for v in (each.median, each.low, each.high)))
         for each in calibration.ratios
-    ]
+    )
+    columns = tuple(doc.Column(head, "right" if i > 1 else "left") for i, head in enumerate(_HEADS))
+    table = doc.Table(columns, tuple(doc.Row(tuple(doc.Cell(cell) for cell in row)) for row in rows))
+    return [lead, table, doc.Notes((footnote(calibration),), below=False)]
 
 
 def to_text(calibration: "Calibration", width: int | None = None) -> str:
@@ -51,26 +52,12 @@ def to_text(calibration: "Calibration", width: int | None = None) -> str:
         calibration: Ratios of measured to predicted step time.
         width: Columns, clamped to 60 to 100; None takes the width of the terminal.
     """
-    room = text_width(width)
-    parts = [wrap(plain_signs(summary(calibration)), room)]
-    if calibration.ratios:
-        columns = dict(zip(_HEADS, zip(*_rows(calibration), strict=True), strict=True))
-        parts.append(columns_of({head: list(map(plain_signs, told)) for head, told in columns.items()}, _HEADS[:2]))
-        parts.append(wrap(plain_signs(footnote(calibration)), room))
-    return "\n\n".join(terminal_text(part) for part in parts)
+    return text.to_text(_parts(calibration), text_width(width))
 
 
 def to_html(calibration: "Calibration") -> str:
     """Render the calibration as an HTML fragment without script, for a notebook or a page."""
-    said = f'<p class="jss-verdict">{escaped(summary(calibration))}</p>'
-    if not calibration.ratios:
-        return f'<div class="jss">\n{said}\n</div>\n'
-    head = [(name, "left" if name in _HEADS[:2] else "right") for name in _HEADS]
-    body = [[escaped(cell) for cell in row] for row in _rows(calibration)]
-    return (
-        "<div "
-        f'class="jss">\n{join_nonempty([said, table(head, body), small(escaped(footnote(calibration)))])}\n</div>\n'
-    )
+    return html.to_html(_parts(calibration), html.NO_MESH)
 
 
 def page(calibration: "Calibration") -> str:

@@ -39,19 +39,6 @@ def rows(report: Report) -> tuple[OptionRow, ...]:
     return tuple(_row(a, own) for a in report.alternatives)
 
 
-def cell(row: OptionRow, k: int, width: int) -> str:
-    """Return one figure with its share; below 80 columns the share alone, if there is one.
-
-    Args:
-        row: Variant of the step.
-        k: Index of the figure.
-        width: Columns of the whole text.
-    """
-    if width >= 80:
-        return f"{row.values[k]} {row.shares[k]:>5}"
-    return row.shares[k] or row.values[k]
-
-
 def _row(a: Alternative, own: Alternative) -> OptionRow:
     values = byte_text(a.peak), flops_text(a.flops), byte_text(a.sent)
     pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))

@@ -77,6 +77,11 @@ def of_html(html: str) -> str:
     return " ".join(plain(unescape(re.sub(r"<[^>]+>", " ", html))).split())
 
 
+def of_markdown(markdown: str) -> str:
+    """What a reader of the Markdown reads, a line for each of its lines."""
+    return plain(re.sub(r"\\(?=[!-/:-@[-`{-~])", "", re.sub(r"(?<!\\)[|*`#]", " ", markdown)))
+
+
 def told(text: str) -> Told:
     """The figures of `text`, which is `plain`, by quantity; a limit wherever one stands."""
     found: dict[str, set[str]] = defaultdict(set)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.browsing import Stage
-from support.figures_told import coarse, leaf_figures, of_html, of_payload, plain, told
+from support.figures_told import coarse, leaf_figures, of_html, of_markdown, of_payload, plain, told
 from support.sample_choices import CHOICES
 from support.sample_comparisons import COMPARISONS
 from support.sample_explorers import EXPLORERS
@@ -35,6 +35,7 @@ def views_of(report: Report) -> dict[str, str]:
     return {
         "text": plain(report.to_text(100)),
         "narrow text": plain(report.to_text(60)),
+        "Markdown": of_markdown(report.to_markdown()),
         "html": of_html(report.to_html()),
         "widget": of_payload(payload(report)),
     }

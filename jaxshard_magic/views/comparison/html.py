@@ -8,10 +8,9 @@ from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.parts import finite_or_none, mesh_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.comparison import chart, data
-from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable
+from jaxshard_magic.views.format import UNKNOWN, byte_text, flops_text, limit_text, printable
 from jaxshard_magic.views.html_document import document
 from jaxshard_magic.views.html_tags import SIGNS, axis, escaped, join_nonempty, row, section, small, table, unbroken
-from jaxshard_magic.views.option_table import flops_text
 from jaxshard_magic.views.sections.comparison import omissions
 from jaxshard_magic.views.training.html import curves_section
 

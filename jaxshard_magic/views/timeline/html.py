@@ -1,15 +1,14 @@
 """Timeline of a pipeline as HTML without script: text, a drawing, and a table of ranks."""
 
-from jaxshard_magic.report import MeshInfo, Pipeline
+from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
+from jaxshard_magic.views.document.html import NO_MESH
 from jaxshard_magic.views.document.html import to_html as lowered
 from jaxshard_magic.views.document.parts import Paragraph
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.html_document import document
 from jaxshard_magic.views.sections.run import pipeline_parts
 from jaxshard_magic.views.words import Span
-
-_NO_MESH = MeshInfo({}, "", "", "", (), 1)  # a pipeline alone names no axes
 
 
 def to_html(p: Pipeline, also: str = "") -> str:
@@ -20,7 +19,7 @@ def to_html(p: Pipeline, also: str = "") -> str:
         also: Further class of the `<div>`.
     """
     lead = (*words.pipeline_lead(p), Span(" "), Span(words.pipeline_about(p), "quiet"))
-    return lowered((Paragraph(lead, leading=True), *pipeline_parts(p)), _NO_MESH, also)
+    return lowered((Paragraph(lead, leading=True), *pipeline_parts(p)), NO_MESH, also)
 
 
 def page(p: Pipeline) -> str:

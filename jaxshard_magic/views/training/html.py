@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
-from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.metrics import Metrics
-from jaxshard_magic.views.document.html import charts_html, parts_html
+from jaxshard_magic.views.document.html import NO_MESH, charts_html, parts_html
 from jaxshard_magic.views.format import more_text
 from jaxshard_magic.views.html_tags import escaped, section, small, table
 from jaxshard_magic.views.sections.run import training_parts
 from jaxshard_magic.views.training import chart, data
-
-_NO_MESH = MeshInfo({}, "", "", "", (), 1)  # the numbers of a run name no axes
 
 
 def running(metrics: Metrics, line: str) -> str:
@@ -20,7 +17,7 @@ def running(metrics: Metrics, line: str) -> str:
         metrics: Metrics so far.
         line: Plain text of the heading.
     """
-    return f"<p><b>{escaped(line)}</b></p>\n{parts_html(training_parts(metrics, page=True), _NO_MESH)}\n"
+    return f"<p><b>{escaped(line)}</b></p>\n{parts_html(training_parts(metrics, page=True), NO_MESH)}\n"
 
 
 def curves_section(runs: Sequence[tuple[str, Metrics | None]]) -> str:
