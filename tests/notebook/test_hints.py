@@ -10,6 +10,7 @@ import pytest
 from conftest import Notebook
 from support.hint_rows import ELSEWHERE, ROWS, Row
 from support.hinted import PACKAGE, followed, pasted
+from support.hinted import notebook as notebook
 
 from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.report import Advice, Report

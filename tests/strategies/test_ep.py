@@ -8,6 +8,7 @@ import pytest
 import zoo
 from jax.version import __version_info__ as jax_version
 from support.divided_experts import A2A, AG, AR, F32, MOVES, RS, finding, leaves, planned, sent, told
+from support.divided_experts import ran as ran
 from support.refusals import refusal
 from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
 from zoo.parts import BATCH
