@@ -59,7 +59,8 @@ class MultihostCalls:
         self._under_way: deque[tuple[CompiledStep, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._per_host = request.data == "per-host"
-        self._calls: Counter[tuple[int, CompiledStep]] = Counter()
+        self._calls: Counter[CompiledStep] = Counter()  # of the cell `_counted_cell`
+        self._counted_cell = 0
         self._last: CompiledStep | None = None
         self._has_met = False
         self._kinds: dict[tuple[tuple[int, int], ...], dict[Hashable, Hashable]] = {}
@@ -246,10 +247,11 @@ class MultihostCalls:
 
     def _compare_values(self, entry: CompiledStep, leaves: Sequence[Any]) -> None:
         """Compare the values of a call between hosts, unless the calls before were compared often enough."""
-        calls = self._calls[MultihostCalls.cell_number, entry]  # including skipped calls
-        if not calls:
+        if self._counted_cell != MultihostCalls.cell_number:
+            self._counted_cell = MultihostCalls.cell_number
             self._calls.clear()
-        self._calls[MultihostCalls.cell_number, entry] += 1
+        calls = self._calls[entry]  # including skipped calls
+        self._calls[entry] += 1
         # In each cell: the first call of a kind, then after 1, 2, 4, ... calls, at most MAX_COMPARE_GAP apart.
         if calls % MAX_COMPARE_GAP == 0 or calls & (calls - 1) == 0:
             _check_equal_values(entry, leaves)
