@@ -116,6 +116,14 @@ def test_lines_to_paste_stand_in_a_fence_that_nothing_in_them_closes():
     assert "warning: 1. Do *this*." in [read(item) for item in items]
 
 
+def test_an_address_in_a_message_is_no_link_and_dollars_are_no_formula():
+    message = "See https://example.org, www.example.org and $x$."
+    report = Report("step", "fsdp", {}, attached().mesh, advice=(Advice("hint", "info", message),))
+    markdown = report.to_markdown()
+    assert r"https\://example.org, www\.example.org and \$x\$." in markdown
+    assert f"info: {message}" in [read(token) for token in tokens(markdown) if token.type == "inline"]
+
+
 def test_hints_are_a_list_and_those_behind_the_first_are_counted():
     markdown = SAMPLES["hinted"]().to_markdown()
     assert markdown.count("\n- **") == 7

@@ -21,7 +21,8 @@ from jaxshard_magic.views.training import chart
 from jaxshard_magic.views.words import Span, sentence_case
 
 LANES, SOURCE, BLOCKS = 100, 80, 24  # columns of a timeline, of a line of code, of a curve
-_SIGNS = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
+# GitHub makes links of addresses, and formulas of what stands between dollars.
+_SIGNS = re.compile(r"([\\`*_{}\[\]<>#|~&!$]|:(?=//)|(?<=www)\.)")
 _ORDERED = re.compile(r"(\d+)([.)])(?=\s|$)")
 _BACKTICKS = re.compile("`+")
 

@@ -583,6 +583,24 @@ class Commands:
     lines: tuple[str, ...]
 
 
+Block = (
+    Header
+    | Paragraph
+    | Notes
+    | KeyFigures
+    | Hints
+    | Table
+    | Breakdown
+    | MemoryBars
+    | RowFigure
+    | Lanes
+    | RecordedLanes
+    | Charts
+    | Leaves
+    | Commands
+)
+
+
 @dataclass(frozen=True)
 class Section:
     """Parts under a title.
@@ -606,21 +624,5 @@ class Section:
         return self.short if form == TEXT and self.short is not None else self.title
 
 
-Part = (
-    Header
-    | Paragraph
-    | Notes
-    | KeyFigures
-    | Hints
-    | Table
-    | Breakdown
-    | MemoryBars
-    | RowFigure
-    | Lanes
-    | RecordedLanes
-    | Charts
-    | Leaves
-    | Commands
-    | Section
-)
+Part = Block | Section
 ChoicePart = DecisionPath | Candidates  # parts whose HTML is that of a choice, `choice/html`

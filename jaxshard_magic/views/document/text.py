@@ -66,7 +66,7 @@ def _blocks(part: doc.Part | doc.ChoicePart, width: int) -> list[list[str]]:
     return blocks
 
 
-def _lines(part: doc.Part | doc.ChoicePart, width: int) -> list[str]:
+def _lines(part: doc.Block | doc.ChoicePart, width: int) -> list[str]:
     match part:
         case doc.Header():
             return _header(part, width)
@@ -99,8 +99,6 @@ def _lines(part: doc.Part | doc.ChoicePart, width: int) -> list[str]:
             return _candidates(part, width)
         case doc.Commands(lead, lines):
             return [lead, *("    " + printable(line) for line in lines)]
-        case doc.Section():
-            return [line for block in _blocks(part, width) for line in block]
 
 
 def _words(words: doc.Words) -> str:
