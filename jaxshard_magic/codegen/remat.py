@@ -102,9 +102,9 @@ class _CallSites:
             sites: Calls to record.
 
         Yields:
-            For each call the set of its kinds. ARRAYS: a function of arrays alone. OTHERS: other arguments as well, or
-                another callable. METHOD: an NNX object or a method of one. OBJECTS: a function of arrays and NNX
-                objects. Empty text: none.
+            For each call the set of its kinds. `_ARRAYS`: a function of arrays alone. `_OTHERS`: other arguments as
+                well, or another callable. `_METHOD`: an NNX object or a method of one. `_OBJECTS`: a function of arrays
+                and NNX objects. Empty text: none.
         """
         kinds: dict[_CallSite, set[str]] = {site: set() for site in sites}
 
