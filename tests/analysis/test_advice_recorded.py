@@ -50,7 +50,7 @@ def test_waiting_for_python_is_told_with_its_line():
     assert "waits-for-python" not in found(replace(waits, host=0.002))
 
 
-def test_the_text_to_paste_tells_in_one_step_of_a_hundred_of_a_sharded_step():
+def test_the_text_to_paste_tells_one_sharded_step_in_a_hundred():
     told = []
 
     def step(w, count):

@@ -103,7 +103,7 @@ def test_each_hint_that_has_a_line_has_a_cell_that_shows_it():
 
 def test_the_tests_that_follow_other_lines_are_there():
     for name in ELSEWHERE.values():
-        module, test = name.split(".")
+        module, _, test = name.rpartition(".")
         assert callable(getattr(import_module(module), test))
 
 

@@ -455,7 +455,7 @@ ROWS: Sequence[Row] = (
 
 # Those whose line rests on what a clock says: the tests that follow them.
 ELSEWHERE = {
-    "uneven-stages": "test_pipeline_advice.test_only_a_run_can_be_balanced_by_measured_time_and_only_once",
-    "input-bound": "test_advice_loop.test_the_text_to_paste_is_a_loop_over_a_feed_and_fed_loops_get_none",
-    "waits-for-python": "test_advice_recorded.test_the_text_to_paste_tells_in_one_step_of_a_hundred_of_a_sharded_step",
+    "uneven-stages": "pipeline.test_pipeline_advice.test_only_a_run_can_be_balanced_by_measured_time_and_only_once",
+    "input-bound": "analysis.test_advice_loop.test_the_text_to_paste_is_a_loop_over_a_feed_and_fed_loops_get_none",
+    "waits-for-python": "analysis.test_advice_recorded.test_the_text_to_paste_tells_one_sharded_step_in_a_hundred",
 }
