@@ -7,7 +7,7 @@ import * as esbuild from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 
-/** What the bundles are made from, as one hash: tests/test_bundles.py works out the same. */
+/** What the bundles are made from, as one hash: tests/widgets/test_bundles.py works out the same. */
 async function sourceHash() {
   const names = (await readdir(here, { recursive: true }))
     .map((name) => name.replaceAll("\\", "/"))
