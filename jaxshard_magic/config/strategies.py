@@ -1,7 +1,8 @@
 """Strategies and the jobs of mesh axes, one row each, for the parser, help, completion, planner, searches and views.
 
-A new strategy is a row here and the file in `strategies/` that its row names. `strategy_text.batch_axes` and some rules
-of `analysis/advice` name `dp` and `fsdp` themselves, since only these divide the examples.
+A new strategy is a row here and the file in `strategies/` that its row names. Some questions are still asked by name:
+which axes divide the examples (`strategy_text.batch_axes`), what a search and an explorer try (`SEARCHED_STRATEGIES`,
+`search/decision_path.py`, `search/nodes.py`), and some rules of `analysis/advice`.
 """
 
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ class Rewritten:
 def require_gradients(captured: Traced, options: GradientOptions) -> None:
     """Raise ShardError for options of the gradients given to a step without gradient calls."""
     if options.changes_gradients and not gradient_equations(Program(captured.closed)):
-        given = " and ".join(f"--{name}" for name in options.given)
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in options.given)
         raise ShardError(
             f"{given}: the step takes no gradient (jax.grad, jax.value_and_grad or a framework's) for it to work on"
         )

@@ -352,7 +352,7 @@ class Timing:
         bound: Largest part: compute, memory or communication.
         flops: FLOPs of the step's matrix products and convolutions, on all devices together.
         recomputed: Part of `flops` repeated by remat.
-        device_flops: FLOPs of a device.
+        device_flops: FLOPs of the products on a device, with those that remat repeats.
         on: Chip of the predictions.
         compute_s: Seconds of computation on a device at the published rate of the chip.
         memory_s: Seconds of memory traffic on a device at the published rate of the chip.

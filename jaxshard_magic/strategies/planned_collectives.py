@@ -25,8 +25,8 @@ from .regions import Region
 from .regions.deferral_analysis import find_deferred_sums
 from .reshard_steps import is_multiplied_in_bfloat16, reshard_collectives
 from .sharded_lowering import ShardedLowering
-from .stepped_gathers import gather_collectives
 from .unsharded_dims import is_summed_before_scatter
+from .weight_gathers import gather_collectives
 
 
 def planned_collectives(

@@ -45,8 +45,8 @@ from .regions.ring import RingAttention
 from .sharded_lowering import ShardedLowering, UnconstrainedEmitter
 from .sp import positions_reason
 from .split_exchanges import plan_split_exchanges
-from .stepped_gathers import gather_findings
 from .unsharded_dims import gather_contested_operands, unshard_required_dims
+from .weight_gathers import gather_findings
 
 
 def plan(facts: Facts, request: Request) -> Plan:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..plan import PlannedCollective
 from ..program.ir import Equation, Value
 from .layout import Axes, Layout, Spec, without_axes
-from .stepped_gathers import is_sum_pipelined, scatter_collectives
+from .weight_gathers import is_sum_pipelined, scatter_collectives
 
 
 def summed_axes(layout: Layout, e: Equation) -> list[Axes]:

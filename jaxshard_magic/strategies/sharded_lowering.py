@@ -31,8 +31,8 @@ from .layout import Axes, Layout, Spec, without_axes
 from .regions import KINDS, Context, Region
 from .reshard_steps import reshard_steps
 from .sp import result_specs, whole_operand_specs
-from .stepped_gathers import gather_weight_in_steps
 from .unsharded_dims import has_several_axes, is_summed_before_scatter, must_choose_sharding
+from .weight_gathers import gather_weight_in_steps
 
 _CACHE_SHARE = 64  # 1/64 of the state: bytes of gathered weights that straight-line code may keep
 Kind = TypeVar("Kind", bound=Region)

@@ -71,7 +71,7 @@ Mark = Range | Share | Axes | Limit
 
 
 def marks(report: Report) -> tuple[Mark | None, ...]:
-    """Return a drawing for each of `words.figures`, None for a figure without one."""
+    """Return a drawing for each of `words.key_figures_of`, None for a figure without one."""
     if not report.of_step:
         return ()
     return _range(report), _share(report), _axes(report), None, _limit(report)

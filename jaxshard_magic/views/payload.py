@@ -144,7 +144,7 @@ def _options(report: Report) -> dict[str, Any] | None:
 
 def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:
     sent = report.collectives is not None
-    shown = words.figures(report)
+    shown = words.key_figures_of(report)
     opens = (None, "memory" if memory else None, "communication" if sent else None, None, None)[: len(shown)]
     return [
         {

@@ -319,8 +319,9 @@ def test_a_step_without_a_gradient_is_refused():
     def step(params, data):
         return jax.tree.map(lambda p: p * 0.9, params), errors(params, data).mean()
 
-    with pytest.raises(ShardError, match="takes no gradient"):
-        jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=2)(weights(), batch())
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=2, reduce_dtype="bf16")
+    with pytest.raises(ShardError, match="^--microbatches and --reduce-dtype: the step takes no gradient"):
+        sharded(weights(), batch())
 
 
 def test_a_step_that_accumulates_by_itself_is_told_so():

@@ -270,7 +270,7 @@ def test_a_report_is_opened_offline_pointed_at_and_its_pictures_saved(opened: Op
         page = opened(report, theme)
         assert page.locator(".jsm").get_attribute("data-theme") == theme
         told = [plain(text).replace(" ", "") for text in page.locator(".jsm-figure-value").all_inner_texts()]
-        assert told == [plain(f.value).replace(" ", "") for f in words.figures(report)]
+        assert told == [plain(f.value).replace(" ", "") for f in words.key_figures_of(report)]
         assert page.locator(".jsm-twin").is_hidden(), "the HTML without script gives way"
         page.get_by_role("tab", name="Communication").click()
         assert "62% of the predicted step is communication" in page.get_by_role("tabpanel").inner_text()

@@ -82,7 +82,7 @@ def test_the_words_are_those_of_the_text_and_the_html(name):
     if name != "hostile":
         assert "".join(text for text, _ in data["verdict"]["spans"]) == words.verdict(report).text
     assert [*data["foot"], *data["notes"]] == words.notes(report)
-    assert [f["value"] for f in data["figures"]] == [f.value for f in words.figures(report)]
+    assert [f["value"] for f in data["figures"]] == [f.value for f in words.key_figures_of(report)]
 
 
 def test_the_verdict_has_a_place_that_leads_to_memory():

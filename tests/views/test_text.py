@@ -229,7 +229,7 @@ def test_simulated_devices_say_what_their_figures_mean():
 )
 def test_a_step_time_is_a_chips_and_says_how_it_was_measured_over_which_calls(source, timing, said):
     report = replace(attached(), mesh=mesh({"data": 8}, source), timing=timing)
-    figure, mark = words.figures(report)[0], figure_marks.marks(report)[0]
+    figure, mark = words.key_figures_of(report)[0], figure_marks.marks(report)[0]
     assert tuple(part.replace("\u202f", " ") for part in (figure.label, figure.value, figure.note)) == said
     assert (mark is not None) == (said[0] == "step time, measured")  # no axis has a CPU's time on it
 

@@ -223,7 +223,7 @@ _add("squeeze", Kind.SHAPE, factors=factors.squeeze, folds_layout=True, **_SHAPE
 _add("expand_dims", Kind.SHAPE, factors=factors.expand_dims, **_SHAPE)
 
 # Slices, updates and concatenations.
-_ALONG_AXIS = {"sharding_rule": sharding_rules.along_axis, "has_axis": True}
+_SHARDING_ALONG_AXIS = {"sharding_rule": sharding_rules.along_axis, "has_axis": True}
 _SLICE = {"data_movement": True, "autocast": AutocastPolicy.WIDEST_OPERAND}
 _add(
     "slice",
@@ -259,7 +259,7 @@ _add(
     batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     selects_elements=True,
-    **_ALONG_AXIS,
+    **_SHARDING_ALONG_AXIS,
     **_SLICE,
 )
 _add(
@@ -268,7 +268,7 @@ _add(
     batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
     resizes_dims=True,
-    **_ALONG_AXIS,
+    **_SHARDING_ALONG_AXIS,
     **_SLICE,
 )
 _add(
@@ -277,7 +277,7 @@ _add(
     batch_rule=batch_rules.concatenate,
     linear_operands=ALL,
     resizes_dims=True,
-    **_ALONG_AXIS,
+    **_SHARDING_ALONG_AXIS,
     **_SLICE,
 )
 _add("concatenate", Kind.SLICE, constrain_output=True, materialized=True)
@@ -317,7 +317,7 @@ _add(
     Kind.SLICE,
     batch_rule=batch_rules.slice_like,
     linear_operands=FIRST,
-    **_ALONG_AXIS,
+    **_SHARDING_ALONG_AXIS,
     constrain_output=True,
 )
 _add("gather_blocks divide_blocks", Kind.SLICE, **_SLICE)
@@ -350,7 +350,7 @@ _add("scatter-add scatter_add", Kind.LOOKUP, linear_operands=slice(0, None, 2), 
 _add("scatter-add scatter_add", Kind.LOOKUP, identity=zero, sums_many=True, autocast=AutocastPolicy.AS_WRITTEN)
 
 # Reductions.
-_EXACT = {"batch_rule": batch_rules.nonlinear_reduction}
+_NONLINEAR = {"batch_rule": batch_rules.nonlinear_reduction}
 _add("reduce_sum", Kind.REDUCTION, batch_rule=batch_rules.reduce_sum, linear_operands=FIRST, combiner=lax.add)
 _add("reduce_sum", Kind.REDUCTION, identity=zero, materialized=True, sums_many=True, autocast=AutocastPolicy.AS_WRITTEN)
 _add(
@@ -360,7 +360,7 @@ _add(
     identity=one,
     sums_many=True,
     autocast=AutocastPolicy.AS_WRITTEN,
-    **_EXACT,
+    **_NONLINEAR,
 )
 _add(
     "reduce_max",
@@ -369,12 +369,19 @@ _add(
     identity=lowest,
     materialized=True,
     autocast=AutocastPolicy.WIDEST_OPERAND,
-    **_EXACT,
+    **_NONLINEAR,
 )
-_add("reduce_min", Kind.REDUCTION, combiner=lax.min, identity=highest, autocast=AutocastPolicy.WIDEST_OPERAND, **_EXACT)
-_add("reduce_and", Kind.REDUCTION, combiner=lax.bitwise_and, identity=all_bits, **_EXACT)
-_add("reduce_or", Kind.REDUCTION, combiner=lax.bitwise_or, identity=zero, **_EXACT)
-_add("reduce_xor", Kind.REDUCTION, combiner=lax.bitwise_xor, identity=zero, **_EXACT)
+_add(
+    "reduce_min",
+    Kind.REDUCTION,
+    combiner=lax.min,
+    identity=highest,
+    autocast=AutocastPolicy.WIDEST_OPERAND,
+    **_NONLINEAR,
+)
+_add("reduce_and", Kind.REDUCTION, combiner=lax.bitwise_and, identity=all_bits, **_NONLINEAR)
+_add("reduce_or", Kind.REDUCTION, combiner=lax.bitwise_or, identity=zero, **_NONLINEAR)
+_add("reduce_xor", Kind.REDUCTION, combiner=lax.bitwise_xor, identity=zero, **_NONLINEAR)
 _add(
     "argmax",
     Kind.REDUCTION,
@@ -383,7 +390,7 @@ _add(
     index_result=0,
     returns_discrete=True,
     autocast=AutocastPolicy.AS_WRITTEN,
-    **_EXACT,
+    **_NONLINEAR,
 )
 _add(
     "argmin",
@@ -393,12 +400,12 @@ _add(
     index_result=0,
     returns_discrete=True,
     autocast=AutocastPolicy.AS_WRITTEN,
-    **_EXACT,
+    **_NONLINEAR,
 )
-_add("reduce", Kind.REDUCTION, **_EXACT)
+_add("reduce", Kind.REDUCTION, **_NONLINEAR)
 
 # Running reductions and sorts.
-_ALONG = {"batch_rule": batch_rules.along_axis, "has_axis": True}
+_BATCH_ALONG_AXIS = {"batch_rule": batch_rules.along_axis, "has_axis": True}
 _add(
     "cumsum",
     Kind.CUMULATIVE,
@@ -409,11 +416,11 @@ _add(
     mixes_positions=True,
     materialized=True,
 )
-_add("cumprod", Kind.CUMULATIVE, identity=one, **_ALONG)
-_add("cumlogsumexp", Kind.CUMULATIVE, identity=lowest, materialized=True, **_ALONG)
+_add("cumprod", Kind.CUMULATIVE, identity=one, **_BATCH_ALONG_AXIS)
+_add("cumlogsumexp", Kind.CUMULATIVE, identity=lowest, materialized=True, **_BATCH_ALONG_AXIS)
 _add("cumsum cumprod cumlogsumexp", Kind.CUMULATIVE, sums_many=True, autocast=AutocastPolicy.AS_WRITTEN)
-_add("cummax", Kind.CUMULATIVE, identity=lowest, autocast=AutocastPolicy.WIDEST_OPERAND, **_ALONG)
-_add("cummin", Kind.CUMULATIVE, identity=highest, autocast=AutocastPolicy.WIDEST_OPERAND, **_ALONG)
+_add("cummax", Kind.CUMULATIVE, identity=lowest, autocast=AutocastPolicy.WIDEST_OPERAND, **_BATCH_ALONG_AXIS)
+_add("cummin", Kind.CUMULATIVE, identity=highest, autocast=AutocastPolicy.WIDEST_OPERAND, **_BATCH_ALONG_AXIS)
 for _names, _combine in (
     ("cumsum", lax.add),
     ("cumprod", lax.mul),
@@ -422,9 +429,9 @@ for _names, _combine in (
     ("cumlogsumexp", jnp.logaddexp),
 ):
     _add(_names, Kind.CUMULATIVE, block_combiner=_combine)
-_add("sort", Kind.SORT, resizes_dims=True, mixes_positions=True, materialized=True, **_ALONG)
-_add("top_k", Kind.SORT, index_result=1, autocast=AutocastPolicy.WIDEST_OPERAND, **_ALONG)
-_add("approx_top_k", Kind.SORT, index_result=1, **_ALONG)
+_add("sort", Kind.SORT, resizes_dims=True, mixes_positions=True, materialized=True, **_BATCH_ALONG_AXIS)
+_add("top_k", Kind.SORT, index_result=1, autocast=AutocastPolicy.WIDEST_OPERAND, **_BATCH_ALONG_AXIS)
+_add("approx_top_k", Kind.SORT, index_result=1, **_BATCH_ALONG_AXIS)
 
 # Reductions of windows.
 _WINDOW = {"batch_rule": batch_rules.pooling}

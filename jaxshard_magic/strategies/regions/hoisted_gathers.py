@@ -9,7 +9,7 @@ from ...program.ir import Equation, Program, SubJaxpr, Value
 from ...program.primitives import called_body, scan_counts
 from ..layout import Layout, Spec
 from ..reshard_steps import is_read_in_bfloat16
-from ..stepped_gathers import gather_collectives
+from ..weight_gathers import gather_collectives
 from .region import Context, Emission, Region
 
 

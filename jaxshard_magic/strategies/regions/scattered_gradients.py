@@ -12,7 +12,7 @@ from ...plan import PlannedCollective
 from ...program.ir import Equation, Value
 from ..layout import Layout
 from ..reductions import gradient_reductions
-from ..stepped_gathers import needs_steps
+from ..weight_gathers import needs_steps
 from .deferral_analysis import BatchDims, summed_batch_dims
 from .partial_sums import PartialSumOps
 from .reduction_dtypes import TypedReductions, find_typed_reductions

@@ -26,7 +26,7 @@ def head(report: Report) -> doc.Section:
 
 def key_figures(report: Report) -> list[doc.Part]:
     """Return the key figures; nothing without a step."""
-    figures = words.figures(report)
+    figures = words.key_figures_of(report)
     return [doc.KeyFigures(figures, tuple(figure_marks.marks(report)))] if figures else []
 
 

@@ -40,7 +40,7 @@ from jaxshard_magic.views.words.comparison import same_answer as same_answer
 from jaxshard_magic.views.words.comparison import source_text as source_text
 from jaxshard_magic.views.words.comparison import step_text as step_text
 from jaxshard_magic.views.words.comparison import trial_names as trial_names
-from jaxshard_magic.views.words.key_figures import figures as figures
+from jaxshard_magic.views.words.key_figures import key_figures_of as key_figures_of
 from jaxshard_magic.views.words.measured import TIME_KINDS as TIME_KINDS
 from jaxshard_magic.views.words.measured import measured_about as measured_about
 from jaxshard_magic.views.words.measured import measured_lead as measured_lead

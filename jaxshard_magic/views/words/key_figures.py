@@ -34,7 +34,7 @@ class KeyFigure:
     sign: str | None = None
 
 
-def figures(report: Report) -> tuple[KeyFigure, ...]:
+def key_figures_of(report: Report) -> tuple[KeyFigure, ...]:
     """Return the five key figures of a report; empty without a step."""
     if not report.of_step:
         return ()
