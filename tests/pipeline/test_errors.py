@@ -70,7 +70,7 @@ def test_an_error_in_a_stage_ends_the_step_and_leaves_the_state(where, when, don
         jax.block_until_ready(step(state, X))
     notes = " ".join(getattr(caught.value, "__notes__", []))
     assert "of the pipeline" in notes
-    assert "test_errors.py" in str(caught.value)  # the user's own line
+    assert "fuses.py" in str(caught.value)  # the user's own line
     fuse.left = None
     for kept, w in zip(state, before, strict=True):
         np.testing.assert_array_equal(kept, w)
