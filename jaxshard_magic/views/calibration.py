@@ -41,7 +41,7 @@ def _parts(calibration: "Calibration") -> list[doc.Part]:
         for each in calibration.ratios
     )
     columns = tuple(doc.Column(head, "right" if i > 1 else "left") for i, head in enumerate(_HEADS))
-    table = doc.Table(columns, tuple(doc.Row(tuple(doc.Cell(cell) for cell in row)) for row in rows))
+    table = doc.Table(columns, tuple(doc.TableRow(tuple(doc.WordCell(cell) for cell in row)) for row in rows))
     return [lead, table, doc.Notes((footnote(calibration),), below=False)]
 
 

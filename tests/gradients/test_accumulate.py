@@ -320,7 +320,7 @@ def test_a_step_without_a_gradient_is_refused():
         return jax.tree.map(lambda p: p * 0.9, params), errors(params, data).mean()
 
     sharded = jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=2, reduce_dtype="bf16")
-    with pytest.raises(ShardError, match="^--microbatches and --reduce-dtype: the step takes no gradient"):
+    with pytest.raises(ShardError, match=r"^--microbatches and --reduce-dtype: the step takes no gradient"):
         sharded(weights(), batch())
 
 

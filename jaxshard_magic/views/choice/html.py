@@ -4,7 +4,7 @@ from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.comparison import chart, data, html
-from jaxshard_magic.views.document.parts import Candidate
+from jaxshard_magic.views.document.parts import CandidateRow
 from jaxshard_magic.views.format import count_text, printable
 from jaxshard_magic.views.html_document import document
 from jaxshard_magic.views.html_tags import axis, cell, escaped, join_nonempty, row, section, small
@@ -84,7 +84,7 @@ def axes_of(choice: Choice) -> MeshInfo:
     return MeshInfo(axes, "", "", "", (), 1)
 
 
-def _row(one: Candidate, mesh: MeshInfo) -> str:
+def _row(one: CandidateRow, mesh: MeshInfo) -> str:
     """Return the row of one candidate."""
     options = f" {decision_tree.wrapping_html(one.options)}" if one.options else ""
     name = f"<b>{decision_tree.wrapping_html(one.strategy)}</b>{options}"

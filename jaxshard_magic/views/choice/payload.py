@@ -7,7 +7,7 @@ from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.choice.html import MOST_ROWS, axes_of
 from jaxshard_magic.views.comparison import payload as comparison
-from jaxshard_magic.views.document.parts import Candidate
+from jaxshard_magic.views.document.parts import CandidateRow
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.payload_encoding import compressed, span_pairs
 from jaxshard_magic.views.sections.choice import about, not_compiled_groups, notes, others_title, run_commands
@@ -63,7 +63,7 @@ def _question(node: decision_tree.QuestionNode) -> dict[str, Any]:
     }
 
 
-def _row(one: Candidate, index: Mapping[str, int]) -> dict[str, Any]:
+def _row(one: CandidateRow, index: Mapping[str, int]) -> dict[str, Any]:
     """Return the data of one candidate that was not compiled."""
     return {
         "name": printable(one.strategy),

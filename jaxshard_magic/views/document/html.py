@@ -98,7 +98,7 @@ class _Lowering:
                 return _memory(part)
             case doc.RowFigure():
                 return self._figure(part) if doc.HTML in part.shows else ""
-            case doc.Lanes(p):
+            case doc.ActionLanes(p):
                 kinds = [f"{timeline_svg.kind_mark(k)} {k} {words.KINDS[k]}" for k in timeline_data.kinds_of(p)]
                 legend = [*kinds, f"{timeline_svg.idle_mark()} bubble", escaped(timeline_svg.lanes_text(p))]
                 return join_nonempty([small(_SPACE.join(legend)), timeline_svg.timeline_svg(p)])
@@ -215,7 +215,7 @@ class _Lowering:
             rows.append([*cells.values()])
         return table(head, rows)
 
-    def _below(self, one: doc.Row) -> str:
+    def _below(self, one: doc.TableRow) -> str:
         if not one.below:
             return ""
         sign = f'<span class="jss-warning">{SIGNS["warning"]}</span> ' if one.warn else ""
@@ -223,7 +223,7 @@ class _Lowering:
 
     def _cell(self, content: doc.AnyCell) -> str:
         match content:
-            case doc.Cell(said, more, _, is_code):
+            case doc.WordCell(said, more, _, is_code):
                 small_print = f"<small>{self._words(more)}</small>" if more else ""
                 if is_code:
                     return self._code_cell(said) + (f"<br>{small_print}" if more else "")

@@ -56,7 +56,7 @@ def _blocks(part: doc.Part | doc.ChoicePart) -> list[str]:
             return _memory(part)
         case doc.RowFigure():
             return _figure(part) if doc.MARKDOWN in part.shows else []
-        case doc.Lanes(pipeline):
+        case doc.ActionLanes(pipeline):
             return [_fenced(grid(pipeline, LANES))]
         case doc.RecordedLanes() | doc.Charts():
             return []
@@ -188,7 +188,7 @@ def _grid(heads: Sequence[str], aligns: Sequence[str], rows: Iterable[Sequence[s
 
 def _cell(cell: doc.AnyCell) -> str:
     match cell:
-        case doc.Cell(words, more, _, code):
+        case doc.WordCell(words, more, _, code):
             text = _code(doc.plain(words), table=True) if code else _words(words, table=True)
             return f"{text} {_words(more, table=True)}" if more else text
         case doc.CodeCell(text, callers, instead):

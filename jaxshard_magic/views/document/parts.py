@@ -153,7 +153,7 @@ class BarPart:
 
 
 @dataclass(frozen=True)
-class Cell:
+class WordCell:
     """Cell of a table, of words.
 
     Attributes:
@@ -249,7 +249,7 @@ class LeafCell:
     leaf: Leaf
 
 
-AnyCell = Cell | CodeCell | ListCell | BarCell | TimeCell | CurveCell | LeafCell
+AnyCell = WordCell | CodeCell | ListCell | BarCell | TimeCell | CurveCell | LeafCell
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Row of a table.
 
     Attributes:
@@ -322,7 +322,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     title: str = ""
     stacks: bool = False
     second: int = 0
@@ -476,7 +476,7 @@ class RowFigure:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class ActionLanes:
     """Actions of a pipeline over time, a lane for each rank.
 
     Attributes:
@@ -535,7 +535,7 @@ class DecisionPath:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateRow:
     """Candidate of a search.
 
     Attributes:
@@ -566,7 +566,7 @@ class Candidates:
     """
 
     outcome: str
-    by_reason: tuple[tuple[tuple[Candidate, ...], str], ...]
+    by_reason: tuple[tuple[tuple[CandidateRow, ...], str], ...]
     omitted: int
 
 
@@ -593,7 +593,7 @@ Block = (
     | Breakdown
     | MemoryBars
     | RowFigure
-    | Lanes
+    | ActionLanes
     | RecordedLanes
     | Charts
     | Leaves

@@ -87,7 +87,7 @@ def _lines(part: doc.Block | doc.ChoicePart, width: int) -> list[str]:
             return _memory(part, width)
         case doc.RowFigure():
             return _row_figure(part, width) if doc.TEXT in part.shows else []
-        case doc.Lanes(pipeline):
+        case doc.ActionLanes(pipeline):
             return grid(pipeline, width)
         case doc.RecordedLanes() | doc.Charts():
             return []
@@ -320,7 +320,7 @@ def _cell(cell: doc.AnyCell, column: doc.Column, width: int, room: int | None = 
         return clip(cell.instead, most) if cell.instead else code_text(cell.text, cell.callers, most)
     if isinstance(cell, doc.TimeCell):
         return plain_signs(cell.text)
-    if not isinstance(cell, doc.Cell):
+    if not isinstance(cell, doc.WordCell):
         return ""
     text, more = _words(cell.words), _words(cell.more)
     if column.more is not None and width >= column.more_alone:
@@ -333,7 +333,7 @@ def _cell(cell: doc.AnyCell, column: doc.Column, width: int, room: int | None = 
 
 
 def _short(cell: doc.AnyCell, text: str) -> str:
-    return plain_signs(printable(cell.short)) if isinstance(cell, doc.Cell) and cell.short is not None else text
+    return plain_signs(printable(cell.short)) if isinstance(cell, doc.WordCell) and cell.short is not None else text
 
 
 def _list(cell: doc.ListCell, width: int) -> str:

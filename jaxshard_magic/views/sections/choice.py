@@ -69,7 +69,7 @@ def not_compiled_groups(chosen: Choice, most: int) -> list[doc.Candidates]:
         by_reason = tuple(
             (
                 tuple(
-                    doc.Candidate(c.strategy, phrases.candidate_options(c), c.mesh, phrases.bound_text(c), *needs)
+                    doc.CandidateRow(c.strategy, phrases.candidate_options(c), c.mesh, phrases.bound_text(c), *needs)
                     for c in same
                     if (needs := phrases.needs_text(c))
                 ),

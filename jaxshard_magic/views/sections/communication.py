@@ -79,13 +79,13 @@ def _kinds(report: Report, shown: Sequence[comm.CollectiveGroup]) -> doc.Table:
     )
     rows = []
     for part in shown:
-        share = doc.Cell(share_text(part.sent / total if total else 0))
+        share = doc.WordCell(share_text(part.sent / total if total else 0))
         bar = doc.BarCell((_bar_part(part, weigh(part) / most),), part.sent / most_sent, 56 if timed else 80)
         figures = (part.count_text, part.each_text, part.sent_text)
-        more = (doc.Cell(part.link_time_text), doc.Cell(part.seconds_text), share)
+        more = (doc.WordCell(part.link_time_text), doc.WordCell(part.seconds_text), share)
         over = doc.axis_names(part.axes) if part.axes else part.axes_text
-        cells = (doc.Cell(doc.names(part.kind), part.jobs), doc.Cell(over), *map(doc.Cell, figures), share)
-        rows.append(doc.Row((*cells, doc.Cell(part.inter_island_text), bar, *more)))
+        cells = (doc.WordCell(doc.names(part.kind), part.jobs), doc.WordCell(over), *map(doc.WordCell, figures), share)
+        rows.append(doc.TableRow((*cells, doc.WordCell(part.inter_island_text), bar, *more)))
     return doc.Table(columns, tuple(rows))
 
 
@@ -125,18 +125,18 @@ def _lines(report: Report, page: bool) -> list[doc.Part]:
     for line, name in zip(shown, comm.line_labels(shown, UNKNOWN), strict=True):
         kinds = comm.group_by_kind(report, line.group.collectives)
         known = line.number is not None
-        measured = doc.Cell(spent.line_time_text(times, line.file, line.number))
+        measured = doc.WordCell(spent.line_time_text(times, line.file, line.number))
         rows.append(
-            doc.Row(
+            doc.TableRow(
                 (
-                    doc.Cell(doc.names(name) if known else name),
+                    doc.WordCell(doc.names(name) if known else name),
                     doc.CodeCell(line.text, line.callers, "" if known else comm.UNTRACED),
                     measured,
-                    doc.Cell(line.group.seconds_text),
-                    doc.Cell(share_text(weigh(line.group) / total)),
+                    doc.WordCell(line.group.seconds_text),
+                    doc.WordCell(share_text(weigh(line.group) / total)),
                     doc.BarCell(tuple(_bar_part(part, weigh(part) / longest) for part in kinds), 0, 64),
                     measured,
-                    doc.Cell(line.group.sent_text),
+                    doc.WordCell(line.group.sent_text),
                     doc.ListCell(tuple((_short(part), part.jobs) for part in kinds)),
                 )
             )

@@ -66,7 +66,7 @@ def trials(compared: Comparison) -> list[doc.Part]:
     }
     known = {column: told for column, told in columns.items() if optional.get(column.head, True)}
     rows = (
-        doc.Row(tuple(map(doc.Cell, cells)), front=trial.key in front)
+        doc.TableRow(tuple(map(doc.WordCell, cells)), front=trial.key in front)
         for trial, cells in zip(shown, zip(*known.values(), strict=True), strict=True)
     )
     amounts = next(i for i, column in enumerate(known) if column.head == "mesh")
@@ -99,11 +99,11 @@ def curves(compared: Comparison) -> list[doc.Part]:
             doc.Column("over the steps", least=LEAST_CURVE, most=MOST_CURVE, shows=doc.EVERYWHERE),
         )
         rows = (
-            doc.Row(
+            doc.TableRow(
                 (
-                    doc.Cell(doc.names(run)),
-                    doc.Cell(training.value_text(curve, curve.first)),
-                    doc.Cell(training.value_text(curve, curve.last[-1])),
+                    doc.WordCell(doc.names(run)),
+                    doc.WordCell(training.value_text(curve, curve.first)),
+                    doc.WordCell(training.value_text(curve, curve.last[-1])),
                     doc.CurveCell(curve, every),
                 )
             )

@@ -57,7 +57,7 @@ def layout(report: Report, largest: int | None = 8) -> list[doc.Part]:
     return [doc.Section(f"Layout: {sizes} {per}" if sizes else "Layout", (table, *notes), short="")]
 
 
-def _row(r: leaf_rows.LeafRow, largest: int | None) -> doc.Row:
+def _row(r: leaf_rows.LeafRow, largest: int | None) -> doc.TableRow:
     path = (Span(r.path, "code"), *([Span(count_text(r.members), "times")] * (r.members > 1)))
     kind = [Span(text, "axis" if axis else "code") for text, axis in type_parts(r.leaf)]
     place = [Span(text, "axis" if axis else "name") for text, axis in submesh_parts(r.leaves)]
@@ -65,8 +65,8 @@ def _row(r: leaf_rows.LeafRow, largest: int | None) -> doc.Row:
     below = (*([strong(not_cut)] * bool(not_cut)), Span(": " * bool(not_cut and why) + why))
     cells = (
         doc.LeafCell(r.leaf),
-        doc.Cell(path),
-        doc.Cell(kind, place, code=True),
-        doc.Cell(byte_text(r.bytes_per_device)),
+        doc.WordCell(path),
+        doc.WordCell(kind, place, code=True),
+        doc.WordCell(byte_text(r.bytes_per_device)),
     )
-    return doc.Row(cells, below if not_cut or why else (), bool(r.leaf.wanted), largest is None)
+    return doc.TableRow(cells, below if not_cut or why else (), bool(r.leaf.wanted), largest is None)

@@ -54,8 +54,10 @@ def _lines(report: Report, most: int) -> list[doc.Part]:
         kinds = (f"{name} {figures[name]}" for name in ("compute", "moving", "waiting") if figures[name])
         source = doc.CodeCell(row.text, row.callers, more=f"{figures['phase']}: {', '.join(kinds)}")
         bar = tuple((kind, share / longest) for kind, share in data.parts(row))
-        cells = (doc.TimeCell(figures[h], bar) if h == "measured" else doc.Cell(figures[h] or UNKNOWN) for h in heads)
-        rows.append(doc.Row((doc.Cell(doc.names(row.name)), source, *cells)))
+        cells = (
+            doc.TimeCell(figures[h], bar) if h == "measured" else doc.WordCell(figures[h] or UNKNOWN) for h in heads
+        )
+        rows.append(doc.TableRow((doc.WordCell(doc.names(row.name)), source, *cells)))
     left = share_text(sum(row.share for row in rest))
     notes = doc.Notes((f"{count_text(len(rest))} more take {left} of the step",) if rest else ())
     return [doc.Section("", (doc.Table(tuple(columns), tuple(rows), "Lines by measured time"), notes))]
@@ -75,7 +77,7 @@ def _figures(
     if not rows:
         return []
     columns = (doc.Column(head, _align(head), drop=less.index(head) + 1 if head in less else 0) for head in heads)
-    cells = (doc.Row(tuple(map(doc.Cell, row))) for row in rows)
+    cells = (doc.TableRow(tuple(map(doc.WordCell, row))) for row in rows)
     return [doc.Section("", (doc.Table(tuple(columns), tuple(cells)), *below))]
 
 

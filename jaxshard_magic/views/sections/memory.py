@@ -92,14 +92,14 @@ def _buffers(memory: Memory, shown: int | None) -> list[doc.Part]:
     rows = []
     for b in buffers:
         line = short_line(b)
-        what = doc.Cell(doc.names(shorten(words.buffer_name(b), LONG)), doc.names(words.buffer_about(b)))
+        what = doc.WordCell(doc.names(shorten(words.buffer_name(b), LONG)), doc.names(words.buffer_about(b)))
         rows.append(
-            doc.Row(
+            doc.TableRow(
                 (
-                    doc.Cell(byte_text(b.bytes)),
-                    doc.Cell(words.buffer_type(b), code=True),
+                    doc.WordCell(byte_text(b.bytes)),
+                    doc.WordCell(words.buffer_type(b), code=True),
                     what,
-                    doc.Cell(doc.names(line), short=line.partition(" from ")[0]) if line else doc.Cell(UNKNOWN),
+                    doc.WordCell(doc.names(line), short=line.partition(" from ")[0]) if line else doc.WordCell(UNKNOWN),
                 )
             )
         )

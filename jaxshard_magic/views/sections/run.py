@@ -26,7 +26,7 @@ def pipeline(p: Pipeline | None) -> list[doc.Part]:
 
 def pipeline_parts(p: Pipeline) -> tuple[doc.Part, ...]:
     """Return the parts of the bubble, the timeline, and the figures of each rank."""
-    lanes = (doc.Section("", (doc.Lanes(p),)),) if p.ranks else ()
+    lanes = (doc.Section("", (doc.ActionLanes(p),)),) if p.ranks else ()
     return (*_bubble(p), *lanes, *_ranks(p))
 
 
@@ -70,7 +70,7 @@ def _ranks(p: Pipeline) -> list[doc.Part]:
         told = {head: column[i] for head, (column, _) in shown.items()}
         held = told.get(HELD, UNKNOWN) != UNKNOWN
         rows_of_cells.append(
-            doc.Row(tuple(doc.Cell(c, sizes[i] if h == HELD and held else "") for h, c in told.items()))
+            doc.TableRow(tuple(doc.WordCell(c, sizes[i] if h == HELD and held else "") for h, c in told.items()))
         )
     left = len(p.ranks) - RANKS
     more = doc.Notes((f"{count_text(left)} more ranks",) if left > 0 else ())
@@ -107,7 +107,7 @@ def training_parts(metrics: Metrics, *, page: bool = False) -> tuple[doc.Part, .
     )
     shown = metrics.curves if page else metrics.curves[:CURVES]
     rows = (
-        doc.Row((doc.Cell(doc.names(label)), *map(doc.Cell, figures), doc.CurveCell(curve, (curve,))))
+        doc.TableRow((doc.WordCell(doc.names(label)), *map(doc.WordCell, figures), doc.CurveCell(curve, (curve,))))
         for (label, *figures), curve in zip(data.rows(metrics), shown, strict=False)
     )
     left = len(metrics.curves) - len(shown)

@@ -1,4 +1,4 @@
-"""What a report says first and last: verdict, key figures, options, hints, predicted step, times and check."""
+"""First and last sections of a report: verdict, key figures, options, hints, predicted step, times and check."""
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import figure_marks, option_table, words
@@ -38,7 +38,9 @@ def options(report: Report) -> list[doc.Part]:
     columns = [doc.Column("", least=1, from_end=True)]
     columns += [doc.Column(head, "right", more=5, more_alone=BOTH) for head in option_table.HEADS]
     rows = (
-        doc.Row((doc.Cell(doc.names(r.change)), *(doc.Cell(v, s) for v, s in zip(r.values, r.shares, strict=True))))
+        doc.TableRow(
+            (doc.WordCell(doc.names(r.change)), *(doc.WordCell(v, s) for v, s in zip(r.values, r.shares, strict=True)))
+        )
         for r in compared
     )
     refusals = tuple(doc.names(f"{r.change}: {r.reason}") for r in compared if r.reason)
@@ -92,7 +94,7 @@ def timing(report: Report) -> list[doc.Part]:
         figures["compile"] = seconds_text(known.compile_s)
     title = "Timing on this CPU" if words.is_simulated(report) else f"Timing: {seconds_text(spread.median)} a step"
     columns = tuple(doc.Column(head, "right") for head in figures)
-    row = doc.Row(tuple(doc.Cell(figure) for figure in figures.values()))
+    row = doc.TableRow(tuple(doc.WordCell(figure) for figure in figures.values()))
     return [doc.Section(title, (doc.Table(columns, (row,)),), shows=doc.PAGES)]
 
 
