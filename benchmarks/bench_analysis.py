@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from theory import steps
 
 import jaxshard_magic
-from jaxshard_magic.analysis import step_facts
+from jaxshard_magic.analysis import program_reading
+from jaxshard_magic.analysis.program_reading import read_program
 from jaxshard_magic.analysis.program_texts import ProgramTexts, home_files
-from jaxshard_magic.analysis.step_facts import read_step_facts
 from jaxshard_magic.compilation.compiled_step import CompiledStep
 
 LIMIT_S, MB = 3.0, 20  # seconds for so many MB of HLO text
@@ -40,7 +40,7 @@ def entry(layers: int, *, scan: bool, devices: str = "cpu:8") -> CompiledStep:
 
 def seconds(made: CompiledStep) -> float:
     start = time.perf_counter()
-    read_step_facts(made, ProgramTexts(home_files(made)))
+    read_program(made, ProgramTexts(home_files(made)))
     return time.perf_counter() - start
 
 
@@ -48,7 +48,7 @@ def overlap() -> bool:
     """Whether the order of a TPU's program takes too long to read, a round with it and one without in turns."""
     made, pairs = entry(DEEP, scan=False, devices="v5e:2x4"), []
     for _ in range(2 * ROUNDS):
-        with patch.object(step_facts, "read_schedule", return_value=None):
+        with patch.object(program_reading, "read_schedule", return_value=None):
             without = seconds(made)
         pairs.append(seconds(made) / without)
     ratio = statistics.median(pairs)

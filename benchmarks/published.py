@@ -25,11 +25,10 @@ import jax
 from models import llama
 
 import jaxshard_magic
-from jaxshard_magic.analysis import matmul_efficiency
 from jaxshard_magic.analysis.leaves import leaves
 from jaxshard_magic.analysis.overlap import CollectiveSchedule
-from jaxshard_magic.analysis.roofline import Roofline, roofline, with_schedule
-from jaxshard_magic.analysis.step_facts import step_facts
+from jaxshard_magic.analysis.program_reading import program_reading
+from jaxshard_magic.analysis.roofline import PEAK_SHARE, Roofline, roofline, with_schedule
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.plan import DeviceWork, wire_bytes
 from jaxshard_magic.report import Collective, Leaf
@@ -141,7 +140,7 @@ def facts(case: Case, compiled: bool) -> Facts:
         sent = tuple(map(to_report_collective, planned_collectives(plan.run)))
         return Facts(plan.shares, leaves(plan.leaves, plan.mesh), sent, (), None)
     entry = step.prepare(*call.args)
-    said = step_facts(entry)
+    said = program_reading(entry)
     if said.collectives is None or entry.plan.shares is None:
         raise SystemExit(f"{case.name}: the compiler finds no room for it, and tells no order")
     moves = tuple(move for move, _ in said.hlo_collectives)
@@ -168,12 +167,12 @@ def predicted(case: Case, found: Facts) -> Roofline:
 @contextmanager
 def sustaining(share: float):
     """Predictions in which large products reach this share of a TPU's peak."""
-    before = matmul_efficiency.PEAK_SHARE["tpu"]
-    matmul_efficiency.PEAK_SHARE["tpu"] = share
+    before = PEAK_SHARE["tpu"]
+    PEAK_SHARE["tpu"] = share
     try:
         yield
     finally:
-        matmul_efficiency.PEAK_SHARE["tpu"] = before
+        PEAK_SHARE["tpu"] = before
 
 
 def implied(case: Case, found: Facts) -> float:

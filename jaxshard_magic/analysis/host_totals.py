@@ -3,9 +3,15 @@
 No instant of a device counts twice. An operation nested in another on the same thread takes time from the outer one. Of
 concurrent operations an instant goes to one that computes, else to one that moves data, else to one that waits. The
 lines and the idle time therefore add up to the step.
+
+cuBLAS and cuDNN kernels are mapped to the instructions that launched them, by the order of the compiled program. XLA
+runs library kernels inside CUDA graphs, where an event has the name of the kernel and of no instruction (jax 0.11.2,
+H100). XLA's own kernels do have instruction names, and instructions run in the order of the text. Library kernels
+between two known instructions therefore belong to the custom calls between the same two.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +22,6 @@ from ..report.measured import COMPUTE, MOVING, WAITING
 from .instructions import CALLS_HOST, MOVES, RUNS, InstructionInfo, Instructions
 from .intervals import Span, divide_by_rank, innermost, intersection, length, split_by_union, union
 from .lanes import Key, LanePiece, lanes_of
-from .library_kernels import with_library_calls
 from .xplane import RecordedOp, StepTrace
 
 # Of concurrent operations, the one with the lowest rank gets the time.
@@ -29,6 +34,9 @@ CollectiveKey = tuple[str, tuple[str, ...] | None]  # kind and mesh axes
 # Nanoseconds from the first operation of a run to the last. Runs are numbered from the end: 0 is the last run on every
 # host, however many each has recorded.
 Takes = Mapping[int, float]
+
+# XLA launches these itself as well, so that their order identifies no call.
+_FILLS = re.compile(r"mem(set|cpy)", re.IGNORECASE)
 
 
 class LineTotals(NamedTuple):
@@ -386,3 +394,30 @@ def _tuples(x: Any) -> Any:
     if isinstance(x, dict):
         return {key: _tuples(each) for key, each in x.items()}
     return tuple(map(_tuples, x)) if isinstance(x, list) else x
+
+
+def with_library_calls(ops: Sequence[RecordedOp], instructions: Instructions) -> list[RecordedOp]:
+    """Return the operations, with unknown kernels renamed after their custom calls where the order identifies them.
+
+    Args:
+        ops: Operations of one program in one run on one track.
+        instructions: Instructions of the program.
+    """
+    ordered = sorted(ops, key=lambda op: op.start)
+    names = [instructions.name_of(op.name) for op in ordered]
+    seen = {name for name in names if name is not None}
+    named = list(ordered)
+    before = 0  # position of the last operation with a known instruction
+    for at, name in enumerate(names):
+        if name is None:
+            continue
+        first, unknown = (names[before], [k for k in range(before + 1, at) if not _FILLS.match(ordered[k].name)])
+        if unknown and first is not None:
+            # A call that appears under its own name launched no unnamed kernel.
+            calls = [call for call in instructions.custom_calls(first, name) if call not in seen]
+            # One call may launch several kernels, such as the sum of a split-K product: surplus kernels count with the
+            # last call.
+            for i, k in enumerate(unknown if calls else ()):
+                named[k] = ordered[k]._replace(name=calls[min(i, len(calls) - 1)])
+        before = at
+    return named

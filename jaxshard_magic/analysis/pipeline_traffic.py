@@ -10,14 +10,12 @@ from ..plan import PlannedCollective
 from ..program.ir import Equation, Value
 from ..report import Collective, Leaf
 from ..schedule.actions import KINDS
-from .attribution import host_calls, with_causes, with_origins
 from .collectives import Cause, HloCollective, merge, module_collectives
-from .frames import Frame, frames_of_traceback
 from .instructions import Instructions, count_operations
-from .origin import HloOrigins, Origin
+from .origin import HloOrigins, Origin, host_calls, with_causes, with_origins
 from .pipeline_memory import shard_bytes
 from .program_texts import ParsedProgram, ProgramTexts
-from .sources import SourceText
+from .sources import Frame, SourceText, frames_of_traceback
 from .stage_products import first_with_same_programs, runs_per_step
 
 _BLANK = Leaf("a parameter", "params", (), "", (), 0, 0, "")

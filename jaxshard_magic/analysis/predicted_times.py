@@ -14,15 +14,14 @@ from ..program.flops import REMAT_SCOPE, Work
 from ..program.ir import Program
 from ..report import Collective
 from .collectives import Cause, HloCollective, merge
-from .frames import frames_of_traceback
 from .host_totals import CollectiveKey
 from .instructions import RECOMPUTED
 from .lanes import Key
-from .matmul_efficiency import efficiency, matmul_seconds
 from .origin import Origin, locate_frames, op_name
 from .pipeline_traffic import ProgramTraffic
 from .program_texts import home_files
-from .roofline import link_seconds
+from .roofline import efficiency, link_seconds, matmul_seconds
+from .sources import frames_of_traceback
 from .stage_products import products_by_pass, runs_per_step
 from .time_breakdown import StepPredictions
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.step_facts import step_facts
+from ..analysis.program_reading import program_reading
 from ..compilation.tracing import BATCHED_EXPERTS_CODE, SORTED_LOOKUPS_CODE
 from ..config.options import FLAGS
 from ..device_arrays import is_host_aligned
@@ -143,7 +143,7 @@ def generate_code(
             f"{step.name} takes * or ** arguments, which have no names of their own to say where they lie: name its "
             "arguments, then write its code"
         )
-    reading = step_facts(entry)
+    reading = program_reading(entry)
     axes = {program_axes(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     # Edits need names that are free in the user's text before the program is put together.
     draft = GeneratedProgram(statements, path, axes, *specs_of(entry), (), {})

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from ..analysis.leaves import leaves
-from ..analysis.pipeline_costs import with_start
+from ..analysis.pipeline_timing import with_start
 from ..analysis.plan_prediction import to_report_collective
 from ..analysis.roofline import PREDICTION_ERROR, roofline
 from ..config.pipeline_microbatches import default_microbatches

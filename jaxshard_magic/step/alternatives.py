@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..analysis.step_facts import step_facts
+from ..analysis.program_reading import program_reading
 from ..compilation.compiled_step import CompiledStep
 from ..config.options import REDUCE, GradientOptions
 from ..errors import ShardError
@@ -79,7 +79,7 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
 
 def _measure_program(entry: CompiledStep, change: str) -> Alternative:
     """Return peak bytes, FLOPs and bytes sent of one compiled program, as a row of the comparison."""
-    reading, shares = step_facts(entry), entry.plan.shares
+    reading, shares = program_reading(entry), entry.plan.shares
     devices = reading.memory.per_device if reading.memory is not None else ()
     peaks = [d.peak for d in devices if d.peak is not None]
     rows = reading.collectives

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 
 from ..analysis.check import PlainStep, compare_call
 from ..analysis.profile_analysis import Profile
-from ..analysis.step_run import StepRun
-from ..analysis.summary import summarize
+from ..analysis.summary import StepRun, summarize
 from ..compilation.compiled_step import CompiledStep, StepSignature, step_signature
 from ..compilation.donation import OwnOutputs, raise_if_deleted
 from ..compilation.expert_rows import count_expert_rows

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..analysis.step_facts import step_facts
+from ..analysis.program_reading import program_reading
 from ..compilation.compiled_step import CompiledStep
 from ..compilation.pipelined_step import compile_pipelined, outline_call
 from ..compilation.planned_call import PlannedCall, plan_call
@@ -236,7 +236,7 @@ class StepPrograms:
         entry = self._compile(flat_call, self.request, allow_plan_only=self.allow_plan_only, on_planned=self.on_planned)
         if self.read_on_compile:
             self.say("reading the compiled program")
-            step_facts(entry)
+            program_reading(entry)
         return entry
 
     def _compile(

@@ -10,7 +10,7 @@ from support.sample_measured import measured
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise
-from jaxshard_magic.analysis.advice.recorded import SELDOM
+from jaxshard_magic.analysis.advice.program import SELDOM
 from jaxshard_magic.report import LineTime, Measured, MeshInfo
 
 

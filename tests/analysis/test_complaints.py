@@ -14,10 +14,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.sample_complaints import AXES, FOLDING, LOGGED, NAMED, SLOW, TILES, say
 
-from jaxshard_magic.analysis import hlo_shardings
+from jaxshard_magic.analysis import compiler_diagnostics
 from jaxshard_magic.analysis.compiler_diagnostics import findings, parse_messages
-from jaxshard_magic.analysis.frames import Frames
 from jaxshard_magic.analysis.hlo import Shape, parse_module
+from jaxshard_magic.analysis.sources import Frames
 from jaxshard_magic.compiler_log import capture_messages
 
 
@@ -116,16 +116,16 @@ def test_with_the_layout_in_between_that_is_advised_xla_complains_no_more(before
     with capture_messages() as log:
         compiler.lowered(before, after).compile()
     assert log.messages
-    way = hlo_shardings.intermediate_axes(*(cut(spec) for spec in (before, after)))
+    way = compiler_diagnostics.intermediate_axes(*(cut(spec) for spec in (before, after)))
     assert way is not None
     with capture_messages() as log:
         compiler.lowered(before, P(*way), after).compile()
     assert log.messages == ()
 
 
-def cut(spec: P) -> hlo_shardings.HloSharding:
+def cut(spec: P) -> compiler_diagnostics.HloSharding:
     axes = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
-    return hlo_shardings.HloSharding((1,) * len(axes), axes)
+    return compiler_diagnostics.HloSharding((1,) * len(axes), axes)
 
 
 ENTRIES = (None, "x", "y", ("x", "y"), ("y", "x"))
@@ -135,7 +135,7 @@ SPECS = [s for s in itertools.product(ENTRIES, repeat=2) if str(s).count("x") < 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_tiles_that_jax_writes_are_read_back_as_the_axes_it_was_given(spec, mesh):
     text = str(NamedSharding(mesh, P(*spec))._to_xla_hlo_sharding(2))
-    found = hlo_shardings.parse_sharding(text, 2, AXES)
+    found = compiler_diagnostics.parse_sharding(text, 2, AXES)
     assert found is not None
     assert found.axes == cut(P(*spec)).axes
 
@@ -143,7 +143,9 @@ def test_the_tiles_that_jax_writes_are_read_back_as_the_axes_it_was_given(spec, 
 def test_axes_are_told_apart_by_the_order_in_which_their_devices_are_dealt_out():
     mesh = {"a": 2, "b": 2, "one": 1, "c": 2}
     text = "{devices=[4,1,2]<=[2,2,2]T(2,0,1) last_tile_dim_replicate}"
-    assert hlo_shardings.parse_sharding(text, 2, mesh) == hlo_shardings.HloSharding((4, 1), (("c", "a"), ()))
+    assert compiler_diagnostics.parse_sharding(text, 2, mesh) == compiler_diagnostics.HloSharding(
+        (4, 1), (("c", "a"), ())
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,12 +163,17 @@ def test_axes_are_told_apart_by_the_order_in_which_their_devices_are_dealt_out()
     ],
 )
 def test_a_cut_whose_axes_are_not_known_is_told_in_parts(text, said):
-    assert str(hlo_shardings.parse_sharding(text, 2, AXES)) == said
+    assert str(compiler_diagnostics.parse_sharding(text, 2, AXES)) == said
 
 
 def test_no_way_between_is_invented_where_one_axis_moves_or_none_is_known():
-    assert hlo_shardings.intermediate_axes(cut(P("x", None)), cut(P(None, "x"))) is None
-    assert hlo_shardings.intermediate_axes(hlo_shardings.HloSharding((4, 1)), hlo_shardings.HloSharding((1, 4))) is None
+    assert compiler_diagnostics.intermediate_axes(cut(P("x", None)), cut(P(None, "x"))) is None
+    assert (
+        compiler_diagnostics.intermediate_axes(
+            compiler_diagnostics.HloSharding((4, 1)), compiler_diagnostics.HloSharding((1, 4))
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("text", [TILES, NAMED], ids=["tiles", "named"])

@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from jaxshard_magic.analysis.frames import Frame
 from jaxshard_magic.analysis.origin import describe_origin, locate_frames
+from jaxshard_magic.analysis.sources import Frame
 from jaxshard_magic.program.source_lines import is_user_file
 from jaxshard_magic.report import Report
 

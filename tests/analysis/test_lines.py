@@ -10,8 +10,7 @@ import pytest
 from support.cells import GIVEN, LOOP, STEP
 
 import jaxshard_magic
-from jaxshard_magic.analysis.frames import Frame, Frames
-from jaxshard_magic.analysis.sources import CHANGED, GONE, SourceText
+from jaxshard_magic.analysis.sources import CHANGED, GONE, Frame, Frames, SourceText
 from jaxshard_magic.program.source_lines import is_user_file
 from jaxshard_magic.report import Report, SourceExcerpt
 

@@ -12,8 +12,7 @@ import pytest
 from support.sample_reports import overlapped
 
 import jaxshard_magic
-from jaxshard_magic.analysis.matmul_efficiency import efficiency, matmul_seconds
-from jaxshard_magic.analysis.roofline import bandwidth_seconds, roofline
+from jaxshard_magic.analysis.roofline import bandwidth_seconds, efficiency, matmul_seconds, roofline
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.links import axis_links

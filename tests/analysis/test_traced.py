@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 from support.recordings import CELL, Event, at, call, operation, program, recorded
 
-from jaxshard_magic.analysis.attribution import with_causes
-from jaxshard_magic.analysis.attribution import with_origins as with_origins
 from jaxshard_magic.analysis.collectives import module_collectives
 from jaxshard_magic.analysis.hlo import parse_module as read_hlo
 from jaxshard_magic.analysis.host_totals import HostTotals, host_totals, longest, run_durations
 from jaxshard_magic.analysis.instructions import Instructions
 from jaxshard_magic.analysis.intervals import divide_by_rank, innermost
 from jaxshard_magic.analysis.lanes import MOST_PIECES, LanePiece, lanes_of
-from jaxshard_magic.analysis.origin import HloOrigins
+from jaxshard_magic.analysis.origin import HloOrigins, with_causes
+from jaxshard_magic.analysis.origin import with_origins as with_origins
 from jaxshard_magic.analysis.sources import SourceText
 from jaxshard_magic.analysis.time_breakdown import StepPredictions, time_breakdown
 from jaxshard_magic.analysis.xplane import read_trace

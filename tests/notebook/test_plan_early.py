@@ -15,7 +15,7 @@ from support.cells import GIVEN, LOOP, STEP
 import jaxshard_magic
 from jaxshard_magic import compile_wait
 from jaxshard_magic.analysis.plan_prediction import differences
-from jaxshard_magic.analysis.step_facts import step_facts
+from jaxshard_magic.analysis.program_reading import program_reading
 from jaxshard_magic.analysis.summary import summarize
 from jaxshard_magic.compilation import single_program
 from jaxshard_magic.notebook import shard_cell
@@ -123,7 +123,7 @@ def test_a_step_that_sends_what_was_planned_has_no_line_of_it(slow):
     step = sharded(lambda _: slow.set())
     step(WEIGHTS, ROWS)
     entry = step.entry
-    found = differences(step_facts(entry.early_plan), step_facts(entry))
+    found = differences(program_reading(entry.early_plan), program_reading(entry))
     assert found is None or "sends" not in found.message
 
 

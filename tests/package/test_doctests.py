@@ -11,7 +11,7 @@ WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.
 
 
 def name(path: Path) -> str:
-    """`jaxshard_magic.analysis.hlo_shardings`; of a package its own name."""
+    """`jaxshard_magic.analysis.compiler_diagnostics`; of a package its own name."""
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 

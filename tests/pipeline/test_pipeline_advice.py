@@ -5,8 +5,13 @@ from dataclasses import replace
 import pytest
 from support.sample_runs import ran
 
-from jaxshard_magic.analysis.advice.layer_moves import describe_moves, moves_to_even, with_moves
-from jaxshard_magic.analysis.advice.pipeline import PipelineCase, pipeline_advice
+from jaxshard_magic.analysis.advice.pipeline import (
+    PipelineCase,
+    describe_moves,
+    moves_to_even,
+    pipeline_advice,
+    with_moves,
+)
 from jaxshard_magic.analysis.pipeline_timing import measured_pipeline
 from jaxshard_magic.report import Advice, Pipeline
 from jaxshard_magic.schedule import Costs, make, parse

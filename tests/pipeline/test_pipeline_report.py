@@ -7,7 +7,7 @@ import pytest
 from support.sample_reports import attached
 from support.sample_runs import ran
 
-from jaxshard_magic.analysis.paths import summarize_paths
+from jaxshard_magic.analysis.pipeline_facts import summarize_paths
 from jaxshard_magic.analysis.pipeline_timing import measured_pipeline, with_model_parts
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs, Schedule, make, parse

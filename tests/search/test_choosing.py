@@ -10,7 +10,7 @@ import zoo
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.analysis import step_facts
+from jaxshard_magic.analysis import program_reading
 from jaxshard_magic.analysis.mesh_info import mesh_info
 from jaxshard_magic.config.strategies import EXPERT_STRATEGIES, SEARCHED_STRATEGIES
 from jaxshard_magic.errors import ShardError
@@ -342,7 +342,7 @@ def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
 
 def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeypatch):
     """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
-    monkeypatch.setattr(step_facts, "detect_mesh_info", lambda mesh: mesh_info(mesh, "attached"))
+    monkeypatch.setattr(program_reading, "detect_mesh_info", lambda mesh: mesh_info(mesh, "attached"))
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
     attached = Hardware(hardware.chip("v5e"), known=False, limit=None, runs=True)

@@ -9,8 +9,7 @@ from .fit import does_not_fit, replicated_state
 from .layout import idle, replicated_leaves, unsharded_leaves
 from .loop import TrainingLoop as TrainingLoop
 from .loop import input_bound, loss_not_finite, recompiles, slower
-from .program import batch_grew, host_calls, not_donated, unknown_loops
-from .recorded import slow_device, waits_for_python
+from .program import batch_grew, host_calls, not_donated, slow_device, unknown_loops, waits_for_python
 from .speed import communication, every_trip, float32, large_gather, slow_links, small_batch, wide_axis
 
 LEVELS = ("error", "warning", "info")

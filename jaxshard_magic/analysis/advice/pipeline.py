@@ -1,12 +1,17 @@
-"""Advice on a pipeline: number of microbatches, uneven stages, transfers between stages, and a better schedule."""
+"""Advice on a pipeline: number of microbatches, uneven stages, transfers between stages, and a better schedule.
+
+Uneven stages are evened out by moves of layers between them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from statistics import fmean, median
 from typing import NamedTuple
 
 from ...errors import ShardError
+from ...pipeline.balance import partition
 from ...report import Advice, Pipeline, WhatIf
 from ...schedule import NAMES, Costs, Schedule, simulate
 from ...schedule.actions import parse_entry
@@ -14,7 +19,6 @@ from ...schedule.grid import from_rows
 from ...schedule.timeline import simulate_choice
 from ...units import byte_text, time_text
 from ...units import percent_text as _share
-from .layer_moves import Unit, describe_moves, moves_to_even, with_moves
 
 ENOUGH = 4  # microbatches per stage
 SMALLER = 0.02  # share of all devices' time; a smaller gain in the bubble is not worth advice
@@ -24,6 +28,9 @@ QUICKER = 0.97  # share of the step's time; an alternative that takes longer is 
 SEEN = 0.0005  # excess over the mean, shown as 0.1%; with less the ranks count as even
 LONG = 0.2  # share of the time of a forward action; longer transfers are worth advice
 TIMES = 3  # multiple of the bytes at the other boundaries
+
+GROUPS = 4  # groups of moves named in the text; further groups are counted
+Unit = tuple[str, float]  # name and cost of an indivisible part of the model
 
 
 @dataclass(frozen=True)
@@ -287,3 +294,84 @@ RULES = (few_microbatches, uneven_stages, heavy_boundary, better_schedule)
 def _saved(now: float, then: float) -> float:
     """Return the share of a step's time saved by another bubble, at equal work."""
     return 1 - (1 - now) / (1 - then)
+
+
+class UnitMove(NamedTuple):
+    """Move of one unit to another stage.
+
+    Attributes:
+        unit: Index of the unit among those of all stages.
+        from_stage: Current stage.
+        to_stage: New stage.
+    """
+
+    unit: int
+    from_stage: int
+    to_stage: int
+
+
+def moves_to_even(units: Sequence[Sequence[Unit]], costs: Costs, losses: int = 1) -> list[UnitMove]:
+    """Return the moves that result from cutting each loss into stages again by cost.
+
+    Args:
+        units: Per stage, name and cost of each indivisible unit. Each takes its share of the stage's time.
+        costs: Costs of the stages.
+        losses: Number of losses.
+
+    Returns:
+        The moves; empty where no cut exists.
+    """
+    places, each = list(_places(units, costs)), len(units) // losses
+    starts: set[int] = set()
+    # Each loss is cut into stages by itself.
+    for _, own in groupby(enumerate(places), key=lambda place: place[1][0] // each):
+        inside = [(place, sum(takes)) for place, (_, takes) in own]
+        work, first = [takes for _, takes in inside], inside[0][0]
+        anew = partition(work, [0.0] * len(work), each)
+        if anew is None:
+            return []
+        starts.update(first + start for start in (0, *anew))
+    moves, after = [], -1
+    for place, (before, _) in enumerate(places):
+        after += place in starts
+        if after != before:
+            moves.append(UnitMove(place, before, after))
+    return moves
+
+
+def with_moves(units: Sequence[Sequence[Unit]], costs: Costs, moves: Sequence[UnitMove]) -> Costs:
+    """Return the costs of the stages after `moves`."""
+    goes = {move.unit: move.to_stage for move in moves}
+    sums = [[0.0, 0.0, 0.0] for _ in units]
+    for place, (before, takes) in enumerate(_places(units, costs)):
+        own = sums[goes.get(place, before)]
+        own[:] = [a + b for a, b in zip(own, takes, strict=True)]
+    forward, input_grad, weight_grad = zip(*sums, strict=True)
+    return Costs(forward, input_grad, weight_grad, costs.transfer, costs.kept_for_weight_grad)
+
+
+def describe_moves(units: Sequence[Sequence[Unit]], moves: Sequence[UnitMove]) -> str:
+    """Return moves in words: `block 3 in stage 0 instead of 1, wte to ln_1 in stage 1 instead of 2`."""
+    names = [name for stage in units for name, _ in stage]
+    groups = [
+        (_names([names[move.unit] for move in group]), before, after)
+        for (before, after), group in groupby(moves, key=lambda move: (move.from_stage, move.to_stage))
+    ]
+    parts = [f"{what} in stage {after} instead of {before}" for what, before, after in groups[:GROUPS]]
+    more = len(groups) - GROUPS
+    return ", ".join([*parts, f"{more} more such moves"] if more > 0 else parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    return " and ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"
+
+
+def _places(units: Sequence[Sequence[Unit]], costs: Costs) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Yield the stage of each unit, and its part of that stage's forward, input gradient and weight gradient times."""
+    own = costs.per_stage(len(units))
+    for stage, inside in enumerate(units):
+        total = sum(cost for _, cost in inside)
+        for _, cost in inside:
+            part = cost / total if total else 1 / len(inside)
+            yield (stage, (own.forward[stage] * part, own.input_grad[stage] * part, own.weight_grad[stage] * part))

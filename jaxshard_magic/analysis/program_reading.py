@@ -1,4 +1,7 @@
-"""Facts about a step from its compiled program: memory, collectives with source lines, and compiler messages."""
+"""Reading of a step's compiled program: memory, collectives with source lines, and compiler messages.
+
+Without a program the plan is read.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +16,6 @@ from ..program.gc_pause import gc_paused
 from ..report import Collective, Leaf, Memory, MeshInfo
 from ..targets import CompileResult
 from ..targets.device_memory import device_limit
-from .attribution import host_calls, with_causes, with_origins
 from .buffers import live_bytes, serialized_assignment
 from .collectives import Cause, HloCollective, merge, module_collectives
 from .compiler_diagnostics import Diagnostic, findings, parse_messages
@@ -21,18 +23,17 @@ from .leaves import host_bytes, leaves
 from .memory import memory, parse_required_bytes, with_needed, with_temporaries
 from .memory_timeline import TimelineProgram, with_timeline
 from .mesh_info import detect_mesh_info
-from .origin import HloOrigins, describe_origin
+from .origin import HloOrigins, describe_origin, host_calls, with_causes, with_origins
 from .overlap import CollectiveSchedule, read_schedule
 from .pipeline_facts import PipelineFacts, pipeline_leaves, read_pipeline_facts
 from .pipeline_memory import compiled_bytes, pipeline_memory
-from .pipeline_plan import planned_bytes, planned_traffic
 from .pipeline_traffic import compiled_traffic, pipeline_collectives
-from .plan_prediction import predict_from_plan
+from .plan_prediction import planned_bytes, planned_traffic, predict_from_plan
 from .program_texts import ProgramTexts, program_texts, read_inputs
 from .sources import SourceText
 
 
-class StepFacts(NamedTuple):
+class ProgramReading(NamedTuple):
     """Facts about a compiled program, or about the plan where nothing is compiled. Files have Python's names.
 
     Attributes:
@@ -61,17 +62,17 @@ class StepFacts(NamedTuple):
 
 
 # Reading a very large program takes seconds.
-_readings: "WeakKeyDictionary[CompiledStep, StepFacts]" = WeakKeyDictionary()
+_readings: "WeakKeyDictionary[CompiledStep, ProgramReading]" = WeakKeyDictionary()
 
 
-def step_facts(entry: CompiledStep) -> StepFacts:
+def program_reading(entry: CompiledStep) -> ProgramReading:
     """Return the facts about `entry`, read once. Cost: seconds for a very large program."""
     if entry not in _readings:
-        _readings[entry] = read_step_facts(entry, program_texts(entry))
+        _readings[entry] = read_program(entry, program_texts(entry))
     return _readings[entry]
 
 
-def read_step_facts(entry: CompiledStep, texts: ProgramTexts) -> StepFacts:
+def read_program(entry: CompiledStep, texts: ProgramTexts) -> ProgramReading:
     """Read the facts about `entry`.
 
     Args:
@@ -85,13 +86,13 @@ def read_step_facts(entry: CompiledStep, texts: ProgramTexts) -> StepFacts:
         placed, text = leaves(entry.plan.leaves, entry.plan.mesh), SourceText()
         held, sent, found = predict_from_plan(entry, [placed[i] for i in read_inputs(entry)], placed, text, failed)
         said = () if found is None else (found,)
-        return StepFacts(detect_mesh_info(entry.plan.mesh), placed, held, sent, (), None, (), said, text)
+        return ProgramReading(detect_mesh_info(entry.plan.mesh), placed, held, sent, (), None, (), said, text)
     # XLA's memory analysis is slow and releases the interpreter lock: it runs while the program is read.
     with gc_paused(), ThreadPoolExecutor(1) as beside:
-        return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)
+        return _read_compiled(entry, texts, beside.submit(entry.compiled.memory_analysis).result)
 
 
-def _read_program(entry: CompiledStep, texts: ProgramTexts, stats_of: Callable[[], Any]) -> StepFacts:
+def _read_compiled(entry: CompiledStep, texts: ProgramTexts, stats_of: Callable[[], Any]) -> ProgramReading:
     plan, compiled = entry.plan, entry.compiled
     placed = leaves(plan.leaves, plan.mesh)
     inputs = read_inputs(entry)
@@ -119,19 +120,19 @@ def _read_program(entry: CompiledStep, texts: ProgramTexts, stats_of: Callable[[
     if refused is not None and (needed := parse_required_bytes(refused)) is not None:
         device_memory = with_needed(device_memory, needed, compiled.stand_in)
     complaints = _complaints(entry, origins)
-    return StepFacts(
+    return ProgramReading(
         detect_mesh_info(plan.mesh), placed, device_memory, merged, causes, schedule, calls, complaints, sources
     )
 
 
-def _read_stages(entry: CompiledStep, pipeline: PipelineExecutor, texts: ProgramTexts) -> StepFacts:
+def _read_stages(entry: CompiledStep, pipeline: PipelineExecutor, texts: ProgramTexts) -> ProgramReading:
     plan, sources = entry.plan, SourceText()
     placed = pipeline_leaves(pipeline, plan.leaves)
     if entry.compile_s is None:
         said, own, source = (planned_traffic(entry, pipeline, placed, sources), planned_bytes(pipeline), "planned")
     else:
         said, own, source = (compiled_traffic(pipeline, placed, texts, sources), compiled_bytes(pipeline), "compiled")
-    return StepFacts(
+    return ProgramReading(
         detect_mesh_info(plan.mesh),
         placed,
         pipeline_memory(pipeline, placed, own, source),
