@@ -3,7 +3,7 @@
 from .calibration import Calibration as Calibration
 from .calibration import calibration as calibration
 from .database import HistoryError as HistoryError
-from .history_table import SHOWN as SHOWN
-from .history_table import History as History
 from .row import Row as Row
+from .store import SHOWN as SHOWN
+from .store import History as History
 from .store import Store as Store

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ..report import Report, options_text
 from ..report.comparison import Trial
-from ..report.json_data import to_plain
 from ..report.parts import finite_or_none, mesh_text
+from ..report.records import to_plain
 
 
 @dataclass(frozen=True)

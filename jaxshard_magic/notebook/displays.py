@@ -28,7 +28,7 @@ _WIDGETS = {  # each with its function in `views.show`
 _CHOICE = ("jaxshard_magic.report.choice", "Choice")
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _WITHOUT_WIDGET = (
-    ("jaxshard_magic.history.history_table", "History"),
+    ("jaxshard_magic.history.store", "History"),
     ("jaxshard_magic.codegen.code", "Code"),
     ("jaxshard_magic.schedule.compare", "ScheduleComparison"),
 )

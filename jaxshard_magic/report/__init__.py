@@ -8,8 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.display import renderer
-from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
-from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.experts_positions import ExpertLoad as ExpertLoad
 from jaxshard_magic.report.experts_positions import Experts as Experts
 from jaxshard_magic.report.experts_positions import Positions as Positions
@@ -27,6 +25,7 @@ from jaxshard_magic.report.parts import Advice as Advice
 from jaxshard_magic.report.parts import Alternative as Alternative
 from jaxshard_magic.report.parts import Buffer as Buffer
 from jaxshard_magic.report.parts import Check as Check
+from jaxshard_magic.report.parts import Checkpoints as Checkpoints
 from jaxshard_magic.report.parts import Collective as Collective
 from jaxshard_magic.report.parts import DeviceMemory as DeviceMemory
 from jaxshard_magic.report.parts import EarlyEnd as EarlyEnd
@@ -35,6 +34,7 @@ from jaxshard_magic.report.parts import LiveMemory as LiveMemory
 from jaxshard_magic.report.parts import Memory as Memory
 from jaxshard_magic.report.parts import MeshInfo as MeshInfo
 from jaxshard_magic.report.parts import PredictedWait as PredictedWait
+from jaxshard_magic.report.parts import Save as Save
 from jaxshard_magic.report.parts import SourceExcerpt as SourceExcerpt
 from jaxshard_magic.report.parts import Spec as Spec
 from jaxshard_magic.report.parts import TimeSpread as TimeSpread

@@ -1,10 +1,11 @@
-"""Parts of a report: mesh, leaves, memory, collectives, times, advice and check."""
+"""Parts of a report: mesh, leaves, memory, collectives, times, advice, check, and the cost of saving."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 
 BY_HAND = "a loop over microbatches written by hand, on one device"  # reference of a check
+MAX_SAVES = 200  # saves listed one by one in a report
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 DimAxes = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
@@ -497,3 +498,42 @@ class Check:
         """Return whether the reference is a hand-written loop over microbatches, with other numbers than the plain
         step."""
         return self.reference == BY_HAND
+
+
+@dataclass(frozen=True)
+class Save:
+    """A single save.
+
+    Attributes:
+        step: Step of the saved state.
+        seconds: Time for which the loop was blocked.
+        bytes: Size of the arrays.
+    """
+
+    step: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Checkpoints of a loop.
+
+    Attributes:
+        folder: Folder of the checkpoints.
+        every: Interval, as written by the user.
+        saves: Newest saves, at most 200.
+        count: Number of all saves.
+        seconds: Time of all saves together.
+        resumed: Step at which the loop resumed; None for a loop from the start.
+        copy: Bytes on the fullest device in addition to the step while a save is written: a copy of the state that the
+            step would have donated. 0 if the step donates nothing, None before the first save.
+    """
+
+    folder: str
+    every: str
+    saves: tuple[Save, ...] = ()
+    count: int = 0
+    seconds: float = 0.0
+    resumed: int | None = None
+    copy: int | None = None

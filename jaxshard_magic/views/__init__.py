@@ -76,7 +76,7 @@ _RENDERERS = {
         "widget": "explorer_widget:ExplorerView",
         "page_widgets": "page_widgets:of_explorer",
     },
-    "history.history_table.History": {"text": "history:to_text", "html": "history:to_html", "page": "history:page"},
+    "history.store.History": {"text": "history:to_text", "html": "history:to_html", "page": "history:page"},
     "history.calibration.Calibration": {
         "text": "calibration:to_text",
         "html": "calibration:to_html",
