@@ -1,4 +1,4 @@
-"""Copy a call's arguments, and copy and pickle a sharded step like a function.
+"""Copy a call's arguments, gather state in one place, and copy and pickle a sharded step like a function.
 
 A step that runs on copied arguments changes none of the user's objects.
 """
@@ -6,11 +6,15 @@ A step that runs on copied arguments changes none of the user's objects.
 import copy
 import sys
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..device_arrays import local_placement, put
+from ..errors import ShardError
 from ..introspect import is_a, static_attribute
+from ..program.flatten_call import nnx_objects
 from ..program.unwrap import is_jitted
 
 if TYPE_CHECKING:
@@ -24,6 +28,42 @@ def copy_arguments(arguments: Any) -> Any:
         if any(map(nnx.graph.is_graph_node, nodes)):
             return nnx.clone(arguments)
     return jax.tree.map(lambda leaf: leaf, arguments)
+
+
+def gather_state(trees: Sequence[Any], to: Any) -> Any:
+    """Return pytrees with every `jax.Array` moved to one place.
+
+    Modules and optimizers of Flax NNX are changed in place. NNX states and Variables are replaced by new ones.
+
+    Args:
+        trees: State as returned by the step.
+        to: Device or Sharding.
+
+    Returns:
+        The tree itself for one tree, a tuple for several.
+
+    Raises:
+        ShardError: `trees` is empty.
+    """
+    if not trees:
+        raise ShardError("gather() takes what the step gave back: state = step.gather(state)")
+    moved = [_move_arrays(tree, local_placement(to)) for tree in trees]
+    return moved[0] if len(moved) == 1 else tuple(moved)
+
+
+def _move_arrays(tree: Any, to: Any) -> Any:
+    """Return a pytree with every `jax.Array` moved to `to`."""
+    # Without an import of flax.nnx no state has NNX objects, and the import would be slow.
+    is_object = nnx_objects().is_object if "flax.nnx" in sys.modules else None
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_object)
+    positions = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    for i, x in zip(positions, put([leaves[i] for i in positions], to), strict=True):
+        leaves[i] = x
+    if is_object is not None:
+        for x in leaves:
+            if is_object(x):
+                nnx_objects().move_arrays(x, lambda arrays: put(arrays, to))
+    return structure.unflatten(leaves)
 
 
 def deepcopy_step(step: "ShardedStep", memo: dict[int, Any]) -> "ShardedStep":

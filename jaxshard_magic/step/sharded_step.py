@@ -30,10 +30,9 @@ from ..program.unwrap import unwrap_step
 from ..targets import target_of
 from ..targets.device_memory import peak_bytes
 from ..temporary import Restored, list_elements
-from .copies import deepcopy_step, reduce_step
+from .copies import deepcopy_step, gather_state, reduce_step
 from .fast_calls import fast_call
 from .feed_waits import FeedWaits, match_feed, waiting_matchers
-from .gather_state import gather_state
 from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
 from .step_programs import StepPrograms

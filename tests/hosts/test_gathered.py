@@ -16,7 +16,7 @@ from flax.training.train_state import TrainState
 
 from jaxshard_magic.hosts.plain_values import PlainValues
 from jaxshard_magic.program.arrays import to_plain_tree
-from jaxshard_magic.step.gather_state import gather_state
+from jaxshard_magic.step.copies import gather_state
 
 Pair = namedtuple("Pair", "first second")
 
