@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from jaxshard_magic.views import html_document
+from jaxshard_magic.views import html_tags
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -55,7 +55,7 @@ def style_reports(app: Sphinx) -> None:
     style = app.outdir / "_static" / "report.css"
     style.parent.mkdir(parents=True, exist_ok=True)
     style.write_text(
-        html_document.embedded_styles("html[data-theme=dark]") + ours + "{background:none;padding:0}\n",
+        html_tags.embedded_styles("html[data-theme=dark]") + ours + "{background:none;padding:0}\n",
         encoding="utf-8",
     )
 

@@ -167,7 +167,7 @@ class HostsSession:
     def _show(self) -> None:
         """Display the host of each device, with the device's index on the host and its position in the mesh."""
         from ..display import writable
-        from ..views.host_table import hosts_html, hosts_text
+        from ..views.meshgrid import hosts_html, hosts_text
 
         if self.cluster is None or self.cluster.mesh is None:
             return

@@ -105,8 +105,9 @@ class TrainingOutput(TemporaryChange):
             now: Current time in seconds.
             ends: Remove the static picture.
         """
+        from ..views import html, text
         from ..views.show import Growing
-        from ..views.training import data, html, payload, text
+        from ..views.training import data, payload
 
         tails = self._run.tails({})
         metrics = self._run.metrics(tails)
@@ -114,8 +115,8 @@ class TrainingOutput(TemporaryChange):
             return
         self._line = self._line or data.summary_text(metrics)
         whole = self._update(tails)
-        static = "" if ends else html.running(metrics, self._line)
-        told = "" if ends else text.to_text(metrics, 100)
+        static = "" if ends else html.of_running(metrics, self._line)
+        told = "" if ends else text.of_metrics(metrics, 100)
         if self._output is None:
             self._output = Growing(whole, told, static, self._how)
         else:

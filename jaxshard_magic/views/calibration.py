@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.views.document import html, text
 from jaxshard_magic.views.document import parts as doc
 from jaxshard_magic.views.format import count_text, rounded
-from jaxshard_magic.views.html_document import document
+from jaxshard_magic.views.html_tags import document
 from jaxshard_magic.views.terminal import text_width
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxshard_magic.report import Measured, Pipeline
+from jaxshard_magic.views import measured as spent
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE, printable
-from jaxshard_magic.views.measured import data as spent
 from jaxshard_magic.views.source_lines import short_line
 from jaxshard_magic.views.timeline import data
 

@@ -1,13 +1,15 @@
-"""Memory per device; devices with equal memory to within 1% form one group.
+"""Devices for the views: memory of each, in groups of devices that are equal to within 1%, and their pipeline stages.
 
 All sizes are bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxshard_magic.report import DeviceMemory, Memory
+from jaxshard_magic.report import DeviceMemory, Memory, Report
+from jaxshard_magic.views.format import device_text, index_text
+from jaxshard_magic.views.leaf_rows import partial_axes
 
 ROLES = ("params", "optimizer", "batch", "temporaries", "other")
 
@@ -129,3 +131,36 @@ def scale(memory: Memory) -> tuple[int, int | None]:
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:
     """Return (role, bytes) of a device in stacking order, without empty roles."""
     return [(role, size) for role in ROLES if (size := getattr(device, role))]
+
+
+@dataclass(frozen=True)
+class DeviceStages:
+    """Position of devices along the mesh axes of a pipeline.
+
+    Attributes:
+        index_by_axis: By axis and device id, the device's index along the axis. Only axes with leaves on a part of the
+            devices are present; without such an axis devices are shown by their ids alone.
+    """
+
+    index_by_axis: dict[str, dict[int, int]]
+
+    def stage_text(self, devices: Sequence[int]) -> str:
+        """Return the stages of these devices, `pipe=0-1`; empty if they cover all stages."""
+        parts = []
+        for axis, index in self.index_by_axis.items():
+            indices = {index[device] for device in devices if device in index}
+            if indices and indices != set(index.values()):
+                parts.append(f"{axis}={index_text(indices)}")
+        return " ".join(parts)
+
+    def devices_text(self, devices: Sequence[int]) -> str:
+        """Return devices with their stages: `devices 0, 1 (pipe=0)`."""
+        stages = self.stage_text(devices)
+        return f"{device_text(devices)} ({stages})" if stages else device_text(devices)
+
+
+def stages(report: Report) -> DeviceStages:
+    """Return the stages of a report's devices."""
+    mesh, axes = report.mesh, set(partial_axes(report.leaves))
+    at = {device: mesh.place(i) for i, device in enumerate(mesh.devices)}
+    return DeviceStages({axis: {d: place[axis] for d, place in at.items()} for axis in mesh.axes if axis in axes})

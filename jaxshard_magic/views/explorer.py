@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views import leaf_rows, svg, words
 from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import axis, code, escaped, join_nonempty, mesh_axes, small, table
+from jaxshard_magic.views.html_tags import axis, code, document, escaped, join_nonempty, mesh_axes, small, table
 from jaxshard_magic.views.terminal import display_width, plain_signs, shorten, terminal_text, text_width, wrap, wrap_all
 from jaxshard_magic.views.terminal import table as columns_of
 

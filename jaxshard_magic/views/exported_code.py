@@ -14,8 +14,7 @@ from jaxshard_magic.report import Collective, MeshInfo
 from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.communication import CollectiveGroup
 from jaxshard_magic.views.format import byte_text, count_text, printable
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import SIGNS, axis, code, escaped, join_nonempty, mesh_axes, small, table
+from jaxshard_magic.views.html_tags import SIGNS, axis, code, document, escaped, join_nonempty, mesh_axes, small, table
 
 if TYPE_CHECKING:
     from jaxshard_magic.codegen import Code

@@ -6,8 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, printable, seconds_text, usage_text
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import SIGNS, escaped, join_nonempty, small, table, unbroken
+from jaxshard_magic.views.html_tags import SIGNS, document, escaped, join_nonempty, small, table, unbroken
 from jaxshard_magic.views.terminal import clip, plain_signs, terminal_text, text_width, wrap, wrap_all
 from jaxshard_magic.views.terminal import table as columns_of
 from jaxshard_magic.views.words.comparison import passed_text

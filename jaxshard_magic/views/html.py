@@ -1,15 +1,20 @@
-"""A report as HTML without script: a fragment for a notebook, and a whole document."""
+"""HTML without script of a report, a pipeline's timeline and a run in progress: fragments for a notebook, and whole
+documents."""
 
-from jaxshard_magic.report import Report
+from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import words
-from jaxshard_magic.views.document.html import to_html
+from jaxshard_magic.views.document.html import NO_MESH, parts_html, to_html
+from jaxshard_magic.views.document.parts import Paragraph
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.sections import communication, layout, measured, memory, run, summary
+from jaxshard_magic.views.html_tags import document, escaped
+from jaxshard_magic.views.sections import communication, layout, memory, run, summary
+from jaxshard_magic.views.sections.run import pipeline_parts, training_parts
+from jaxshard_magic.views.words import Span
 
 
-def fragment(report: Report, extra_class: str = "") -> str:
+def of_report(report: Report, extra_class: str = "") -> str:
     """Render a report as one `<div>`, for a notebook or a page.
 
     Args:
@@ -24,7 +29,7 @@ def fragment(report: Report, extra_class: str = "") -> str:
         *summary.hints(report),
         *memory.memory(report, page=True),
         *communication.communication(report, page=True),
-        *measured.measured(report, page=True),
+        *run.measured(report, page=True),
         *layout.experts_positions(report),
         *layout.layout(report),
         *run.pipeline(report.pipeline),
@@ -35,7 +40,33 @@ def fragment(report: Report, extra_class: str = "") -> str:
     return to_html(parts, report.mesh, extra_class)
 
 
-def page(report: Report) -> str:
+def page_of_report(report: Report) -> str:
     """Render a report as a whole HTML document; the theme, light or dark, is the reader's."""
     title = f"{words.title_text(report)} {mesh_text(report.mesh.axes)}"
-    return document(printable(title), fragment(report))
+    return document(printable(title), of_report(report))
+
+
+def of_pipeline(p: Pipeline, also: str = "") -> str:
+    """Render the timeline as one `<div>`, for a notebook or a page.
+
+    Args:
+        p: Pipeline to show.
+        also: Further class of the `<div>`.
+    """
+    lead = (*words.pipeline_lead(p), Span(" "), Span(words.pipeline_about(p), "quiet"))
+    return to_html((Paragraph(lead, leading=True), *pipeline_parts(p)), NO_MESH, also)
+
+
+def page_of_pipeline(p: Pipeline) -> str:
+    """Render the timeline as a whole HTML document; the theme, light or dark, is the reader's."""
+    return document(printable(f"{p.schedule}, {words.size_text(p)}"), of_pipeline(p))
+
+
+def of_running(metrics: Metrics, line: str) -> str:
+    """Return the metrics of a run in progress, below a line of text.
+
+    Args:
+        metrics: Metrics so far.
+        line: Plain text of the heading.
+    """
+    return f"<p><b>{escaped(line)}</b></p>\n{parts_html(training_parts(metrics, page=True), NO_MESH)}\n"

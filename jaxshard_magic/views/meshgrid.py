@@ -1,4 +1,5 @@
-"""Mesh as a grid of device ids with axis coordinates, for a terminal and for a notebook.
+"""Mesh as a grid of device ids with axis coordinates, for a terminal and for a notebook; and a mesh over several hosts
+as a table of their machines and the positions of their devices.
 
 The last two axes form a grid; each index of the axes before has a grid of its own. Rows and columns that don't fit are
 cut in the middle.
@@ -11,9 +12,9 @@ from math import prod
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.parts import mesh_text as axes_text
 from jaxshard_magic.views import svg, words
+from jaxshard_magic.views.colours import HUES
 from jaxshard_magic.views.format import count_text, printable
-from jaxshard_magic.views.html_tags import axis, escaped, mesh_axes, small
-from jaxshard_magic.views.hues import HUES
+from jaxshard_magic.views.html_tags import axis, code, escaped, mesh_axes, small, table
 from jaxshard_magic.views.terminal import display_width, pad
 
 MOST_HOSTS = 8  # hosts listed with their devices, at most
@@ -206,3 +207,43 @@ def _host_borders(host: Sequence[Sequence[int]], r: int | None, c: int | None) -
 
 def _cell_html(content: str, lines: str) -> str:
     return f'<td align="center" style="{_CELL}{lines}">{content}</td>'
+
+
+def hosts_text(info: MeshInfo, local_indices: Sequence[int], machines: Sequence[str], width: int = 80) -> str:
+    """Render the table as text.
+
+    Args:
+        info: Mesh.
+        local_indices: For each device of the mesh, the last axis fastest, its index among the devices of its host.
+        machines: Machine name of each host.
+        width: Columns of the grid above the table.
+    """
+    rows = [
+        f"  host {host}  {machine}  {devices}" for host, machine, devices in _host_rows(info, local_indices, machines)
+    ]
+    return "\n".join([mesh_text(info, width, hosts=False), "", *rows])
+
+
+def hosts_html(info: MeshInfo, local_indices: Sequence[int], machines: Sequence[str]) -> str:
+    """Render a grid and the table as HTML without script.
+
+    Args:
+        info: Mesh.
+        local_indices: For each device of the mesh, the last axis fastest, its index among the devices of its host.
+        machines: Machine name of each host.
+    """
+    rows = [
+        [f"host {host}", escaped(machine), code(at)] for host, machine, at in _host_rows(info, local_indices, machines)
+    ]
+    head = [("host", "left"), ("machine", "left"), ("device there: its place on the mesh", "left")]
+    return mesh_html(info, hosts=False) + f'<div class="jss">{table(head, rows)}</div>\n'
+
+
+def _host_rows(info: MeshInfo, local_indices: Sequence[int], machines: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Return (host, machine, devices with their mesh coordinates) of each host."""
+    of_host: dict[int, list[str]] = {host: [] for host in range(len(machines))}
+    # `MeshInfo.hosts` is empty for a mesh on one host.
+    hosts = info.hosts or (0,) * len(local_indices)
+    for index, (host, device) in sorted(enumerate(zip(hosts, local_indices, strict=True)), key=lambda each: each[1]):
+        of_host[host].append(f"{device}: {','.join(map(str, info.place(index).values()))}")
+    return [(host, machine, "  ".join(of_host[host])) for host, machine in enumerate(machines)]

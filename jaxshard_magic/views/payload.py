@@ -11,24 +11,22 @@ from jaxshard_magic.code_locations import short_location
 from jaxshard_magic.report import Buffer, Collective, Memory, Report, SourceExcerpt
 from jaxshard_magic.report.parts import finite_or_none
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import device_memory, figure_marks, option_table, words
-from jaxshard_magic.views.device_stages import DeviceStages, stages
+from jaxshard_magic.views import device_memory, figure_marks, words
+from jaxshard_magic.views import measured as spent
+from jaxshard_magic.views.device_memory import DeviceStages, stages
 from jaxshard_magic.views.document.parts import Area, RowFigure
-from jaxshard_magic.views.experts_positions.figures import (
-    layout_figures,
-    ring_figures,
-    ring_memory_lines,
-)
-from jaxshard_magic.views.format import byte_text, device_text, limit_text, printable, printable_lines
+from jaxshard_magic.views.experts_positions import layout_figures, ring_figures, ring_memory_lines
+from jaxshard_magic.views.format import byte_text, device_text, limit_text, printable, printable_lines, seconds_text
 from jaxshard_magic.views.leaves_payload import leaves_payload
-from jaxshard_magic.views.measured.payload import line_times, measured_payload
 from jaxshard_magic.views.payload_encoding import axis_numbers, compressed, span_pairs
+from jaxshard_magic.views.sections import summary
 from jaxshard_magic.views.source_lines import line_facts, source_index
 from jaxshard_magic.views.terminal import shorten
 from jaxshard_magic.views.timeline.payload import pipeline_payload
 from jaxshard_magic.views.training.data import short_text
 from jaxshard_magic.views.training.payload import training_payload
 from jaxshard_magic.views.words import Span
+from jaxshard_magic.views.words.step_time import TIME_KINDS
 
 VERSION = 1
 PHASES = ("forward", "backward", "update")
@@ -134,12 +132,12 @@ def _check(report: Report) -> dict[str, Any] | None:
 
 
 def _options(report: Report) -> dict[str, Any] | None:
-    options = option_table.rows(report)
+    options = summary.option_rows(report)
     if not options:
         return None
     why = [printable(f"{r.change}: {r.reason}") for r in options if r.reason]
     rows = [[printable(r.change), r.values, r.shares] for r in options]
-    return {"title": option_table.TITLE, "heads": list(option_table.HEADS.items()), "rows": rows, "why": why}
+    return {"title": summary.OPTIONS_TITLE, "heads": list(summary.OPTION_HEADS.items()), "rows": rows, "why": why}
 
 
 def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:
@@ -337,3 +335,79 @@ def _source(source: SourceExcerpt) -> dict[str, Any]:
     lines = [[number, printable(line)] for number, line in zip(source.numbers, source.text, strict=True)]
     note = None if source.note is None else printable(source.note)
     return {"name": printable(source.name), "home": source.home, "note": note, "lines": lines}
+
+
+def measured_payload(report: Report) -> dict[str, Any] | None:
+    """Return the data of the measured view; None without a measurement.
+
+    In `lanes` the microbatch of an action is the index of its line in `lines`. The last entry of `lines` stands for
+    time of other lines, and without a known line.
+    """
+    m = report.measured
+    if m is None:
+        return None
+    listed, idle = spent.rows(report), spent.idle_shares(m)
+    blank = dict.fromkeys(("stages", "of", "devices", "ideal", "held", "bytes", "peak", "size"))
+    return {
+        "lead": span_pairs(words.measured_lead(m)),
+        "about": words.sentence_case(words.measured_about(m)),
+        "notes": [printable(note) for note in words.measured_notes(report)],
+        "kinds": [[kind, TIME_KINDS[kind]] for kind in spent.lane_letters(m)],
+        "lanes": {
+            "source": "measured",
+            "unit": "s",
+            "tick": m.tick,
+            "end": spent.lanes_end(m),
+            "ideal_end": None,
+            "kept": [],
+            "losses": 1,
+            "ideal": None,
+            "ranks": [
+                {**blank, "name": f"device {lane.device}", "bubble": share}
+                for lane, share in zip(m.lanes, idle, strict=True)
+            ],
+            "events": [
+                {
+                    "kinds": "".join(
+                        spent.lane_letter(m, of, kind) for of, kind in zip(lane.of, lane.kinds, strict=True)
+                    ),
+                    "stage": 0,
+                    # The widget draws these lanes with the code of pipelines; the line takes the field of the
+                    # microbatch.
+                    "mb": [of if of >= 0 else len(m.lines) for of in lane.of],
+                    "sizes": None,
+                    "wait": _waits(lane.starts, lane.takes),
+                    "take": list(lane.takes),
+                }
+                for lane in m.lanes
+            ],
+            "lines": [
+                *([printable(row.location), row.text or ""] for row in listed),
+                ["no line, or one of those that take least", ""],
+            ],
+        },
+        "heads": ["line", "", *(heads := spent.heads(listed))],
+        "rows": [
+            [printable(row.location), row.text or "", *(printable(row.figures[head]) for head in heads)]
+            for row in listed
+        ],
+        "tables": [
+            [heads, [[printable(cell) for cell in row] for row in rows]]
+            for heads, rows in (spent.collectives(report), spent.devices(m))
+            if rows
+        ],
+    }
+
+
+def line_times(report: Report) -> list[list[Any]]:
+    """Return (index of the source, line number, time) of each line, for display beside the code."""
+    return [
+        [source_index(file, line, None, report.sources), line, seconds_text(seconds)]
+        for (file, line), seconds in spent.seconds_by_line(report).items()
+    ]
+
+
+def _waits(starts: tuple[int, ...], takes: tuple[int, ...]) -> list[int]:
+    """Return for each piece the ticks since the end of the previous one."""
+    ends = (0, *(start + took for start, took in zip(starts, takes, strict=True)))
+    return [start - end for start, end in zip(starts, ends, strict=False)]

@@ -21,14 +21,13 @@ from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.exports import Exportable
 from jaxshard_magic.report.records import Displayable, JsonRecord
 from jaxshard_magic.views import html, widget_page
-from jaxshard_magic.views.timeline import html as timeline
 from jaxshard_magic.views.training.payload import packed_training
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
     from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.views.live_view import LiveView
-    from jaxshard_magic.views.training.widget import TrainingView
+    from jaxshard_magic.views.widget import TrainingView
 
 VARIABLE = "JAXSHARD_VIEW"
 VIEW_MODES = ("auto", "widget", "html", "page", "data", "text")
@@ -85,11 +84,11 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     """
 
     def view() -> "LiveView":
-        from jaxshard_magic.views.timeline.widget import PipelineView
+        from jaxshard_magic.views.widget import PipelineView
 
         return PipelineView(pipeline)
 
-    _show_or_print(_view_mode(how), pipeline, lambda also: timeline.to_html(pipeline, also), view)
+    _show_or_print(_view_mode(how), pipeline, lambda also: html.of_pipeline(pipeline, also), view)
 
 
 def show_choice(choice: "Choice", report: Report | None, how: str | None = None) -> None:
@@ -174,7 +173,7 @@ class Growing:
         self._view: TrainingView | None = None
         if _view_mode(how) in ("auto", "widget"):
             with suppress(ImportError):  # without widgets the HTML is shown alone
-                self._view = import_module("jaxshard_magic.views.training.widget").TrainingView(packed_training(update))
+                self._view = import_module("jaxshard_magic.views.widget").TrainingView(packed_training(update))
         if self._view is not None:
             bundle, metadata = self._view._repr_mimebundle_() or ({}, {})
             # The twin has the text already.
@@ -222,7 +221,7 @@ def show_stop_button(how: str | None = None) -> Callable[[], None]:
     view = None
     if _view_mode(how) in ("auto", "widget"):
         with suppress(ImportError):  # without widgets the text says how to interrupt
-            view = import_module("jaxshard_magic.views.stop_button").StopButton()
+            view = import_module("jaxshard_magic.views.widget").StopButton()
     message = "Interrupt the kernel to stop: what is done is kept."
     bundle, metadata = (None if view is None else view._repr_mimebundle_()) or ({}, {})
     handle = display(bundle | {"text/plain": message}, metadata=metadata, raw=True, display_id=True)
@@ -285,7 +284,7 @@ def _show_widget(report: Report, *, alone: bool) -> None:
         print(_no_widgets(error))
         # IPython's HTML formatter then shows the report.
         raise NotImplementedError("HTML") from None
-    _display(view, report.to_text(), html.fragment(report, view.static_class), alone=alone)
+    _display(view, report.to_text(), html.of_report(report, view.static_class), alone=alone)
 
 
 def _display(view: "LiveView", text: str, static: str, *, alone: bool) -> None:

@@ -1,4 +1,4 @@
-"""Small inline SVG drawings: the sharding of a leaf, bars, and marks of mesh axes.
+"""Small inline SVG drawings: the sharding of a leaf, bars, marks of mesh axes, and labels of charts.
 
 A hue with a dash pattern stands for a mesh axis, ink for the block on the first device. The colours are legible on
 white and on #111; a host page may set others through the classes.
@@ -7,11 +7,11 @@ white and on #111; a host page may set others through the classes.
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from math import prod
+from typing import NamedTuple
 
 from jaxshard_magic.report import Leaf, MeshInfo
-from jaxshard_magic.views.colours import BOTH
+from jaxshard_magic.views.colours import BOTH, HUES, hues
 from jaxshard_magic.views.format import printable, submesh_text
-from jaxshard_magic.views.hues import HUES, hues
 from jaxshard_magic.views.leaf_rows import replica_count, sized_dim_axes
 
 AXES = tuple(BOTH[f"a{i}"] for i in range(HUES))
@@ -347,3 +347,48 @@ def range_mark(low: float, middle: float, high: float, width: float = 112) -> st
             f'<circle cx="{coordinate(x1)}" cy="4" r="3" fill="currentColor"/>',
         ],
     )
+
+
+class Box(NamedTuple):
+    """Rectangle in px from the top left of a chart.
+
+    Attributes:
+        x: Left edge.
+        y: Top edge.
+        width: Width.
+        height: Height.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def overlaps(self, other: "Box") -> bool:
+        """Return whether two boxes share an area."""
+        return (
+            self.x < other.x + other.width
+            and other.x < self.x + self.width
+            and self.y < other.y + other.height
+            and other.y < self.y + self.height
+        )
+
+
+def join_names(names: Iterable[str], most: int) -> str:
+    """Join names with commas, and cut the list to a number of characters: `gpipe, 1f1b +2`.
+
+    Args:
+        names: Names, the most important first.
+        most: Maximal length. The first name is kept even if it is longer.
+
+    Returns:
+        The names that fit, and `+n` for `n` omitted names.
+    """
+    names = list(names)
+    text = ""
+    for shown in range(len(names), 0, -1):
+        rest = f" +{len(names) - shown}" if shown < len(names) else ""
+        text = ", ".join(names[:shown]) + rest
+        if len(text) <= most:
+            return text
+    return text

@@ -1,14 +1,20 @@
-"""A report as text for a terminal, 60 to 100 columns wide."""
+"""Results as text for a terminal: a report, a comparison, a choice, a pipeline, and the metrics of a run."""
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Report
+from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.report.choice import Choice
+from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.views.document.parts import Part
 from jaxshard_magic.views.document.text import to_text
-from jaxshard_magic.views.sections import communication, layout, measured, memory, run, summary
+from jaxshard_magic.views.sections import communication, layout, memory, run, summary
+from jaxshard_magic.views.sections.choice import choice
+from jaxshard_magic.views.sections.comparison import comparison
+from jaxshard_magic.views.sections.run import pipeline, training
 from jaxshard_magic.views.terminal import text_width
 
 
-def render(report: Report, width: int | None = None, leaves: str | int = 8) -> str:
+def of_report(report: Report, width: int | None = None, leaves: str | int = 8) -> str:
     """Render a report as text; a fix to paste is never broken.
 
     Args:
@@ -42,7 +48,7 @@ def document(report: Report, leaves: str | int = 8) -> list[Part]:
         *summary.predicted_step(report),
         *memory.memory(report),
         *communication.communication(report),
-        *measured.measured(report),
+        *run.measured(report),
         *layout.experts_positions(report),
         *layout.layout(report, None if isinstance(leaves, str) else leaves),
         *run.pipeline(report.pipeline),
@@ -50,3 +56,43 @@ def document(report: Report, leaves: str | int = 8) -> list[Part]:
         *summary.check(report),
         *summary.timing(report),
     ]
+
+
+def of_comparison(compared: Comparison, width: int | None = None) -> str:
+    """Render the comparison as lines for a terminal. A line to paste is never broken.
+
+    Args:
+        compared: Comparison to show.
+        width: Columns, clamped to 60 to 100; None takes the width of the terminal.
+    """
+    return to_text(comparison(compared), text_width(width))
+
+
+def of_choice(chosen: Choice, width: int | None = None) -> str:
+    """Render the choice as lines for a terminal. A line to paste is never broken.
+
+    Args:
+        chosen: Result of a search.
+        width: Columns, clamped to 60 to 100; None takes the width of the terminal.
+    """
+    return to_text(choice(chosen), text_width(width))
+
+
+def of_pipeline(p: Pipeline, width: int | None = None) -> str:
+    """Render the timeline as lines for a terminal.
+
+    Args:
+        p: Pipeline to show.
+        width: Columns, clamped to 60 to 100; None takes the width of the terminal.
+    """
+    return to_text(pipeline(p), text_width(width))
+
+
+def of_metrics(metrics: Metrics, width: int) -> str:
+    """Render the metrics as lines for a terminal.
+
+    Args:
+        metrics: Metrics of a run.
+        width: Columns of a line.
+    """
+    return to_text(training(metrics), width)

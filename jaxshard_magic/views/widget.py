@@ -1,15 +1,18 @@
-"""Report as a Jupyter widget; a selection made in the browser is readable and settable in Python."""
+"""Jupyter widgets of a report, a timeline and a run in progress, and the button that ends a long cell early."""
 
 from difflib import get_close_matches
 from functools import cached_property
 from numbers import Integral
 from typing import Any
 
+from anywidget import AnyWidget
+
 from jaxshard_magic.errors import ShardError, list_names, unknown_name
-from jaxshard_magic.report import Report
+from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.views.format import printable, runs
-from jaxshard_magic.views.live_view import LiveView, SelectionTrait, quoted
+from jaxshard_magic.views.live_view import STATIC, LiveView, SelectionTrait, quoted
 from jaxshard_magic.views.payload import first_tab, packed_report, tab_ids
+from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 
 class ReportView(LiveView):
@@ -91,3 +94,63 @@ def _nearest_leaf(path: str, paths: list[str]) -> str:
     if near:
         return f" Did you mean '{near[0]}'?"
     return f" The first of {len(paths)} is '{paths[0]}'" if paths else " This report has none"
+
+
+class PipelineView(LiveView):
+    """Widget to zoom and pan a timeline, and to compare other schedules of the same work; once drawn it needs no
+    kernel.
+
+    Args:
+        pipeline: Pipeline to show, predicted or measured.
+    """
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline = pipeline
+        super().__init__(pipeline, packed_pipeline(pipeline))
+
+    def __repr__(self) -> str:
+        return f"<PipelineView of {self.pipeline!r}>"
+
+
+class TrainingView(LiveView):
+    """Widget with the charts of a run in progress.
+
+    `replace_data` sets the complete data, for pages opened later. `send_update` sends what is new since; a page that
+    missed an update waits for the next complete data.
+
+    Args:
+        data: Payload of the first complete update.
+    """
+
+    bundle = "live"
+
+    def __init__(self, data: bytes):
+        super().__init__(None, data)
+
+    def __repr__(self) -> str:
+        return "<TrainingView>"
+
+    def replace_data(self, data: bytes) -> None:
+        """Replace the data.
+
+        Args:
+            data: Result of `packed_training`.
+        """
+        self._data = data
+
+    def send_update(self, update: dict[str, Any]) -> None:
+        """Send new data to open pages.
+
+        Args:
+            update: Result of `update_payload`.
+        """
+        self.send({"kind": "update", "update": update})
+
+
+class StopButton(AnyWidget):
+    """Widget that interrupts its kernel, so that the running cell raises KeyboardInterrupt.
+
+    Where the page cannot, it shows a line of instructions.
+    """
+
+    _esm = (STATIC / "stop.js").read_text(encoding="utf-8")

@@ -1,18 +1,33 @@
-"""Standalone documents with live widgets: modules, payloads and pictures are embedded, and nothing is fetched.
+"""Standalone documents with live widgets, and the widgets of each result on such a page.
 
-`static/page.js` gives a widget what a notebook front end would. Without scripts, or if one fails, the static HTML
-shows.
+Modules, payloads and pictures are embedded, and nothing is fetched. `static/page.js` gives a widget what a notebook
+front end would. Without scripts, or if one fails, the static HTML shows. A widget without a title replaces the HTML
+without script; those with a title follow below it.
 """
 
 import json
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.report.choice import Choice
+from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.exports import THEMES, PageWidget
-from jaxshard_magic.views.html_document import document, extend_document
+from jaxshard_magic.views import explorer_payload
+from jaxshard_magic.views.choice.payload import packed_choice
+from jaxshard_magic.views.comparison.payload import default_trial, packed_comparison
+from jaxshard_magic.views.html_tags import document, extend_document
+from jaxshard_magic.views.payload import packed_report
+from jaxshard_magic.views.pictures import comparison_pictures, pipeline_pictures, report_pictures
+from jaxshard_magic.views.timeline.payload import packed_pipeline
+
+if TYPE_CHECKING:
+    from jaxshard_magic.explorer import Explorer
+    from jaxshard_magic.schedule.compare import ScheduleComparison
 
 STATIC = Path(__file__).parents[1] / "static"
 TWIN = "jsm-twin"
@@ -102,3 +117,46 @@ def _module(name: str) -> str:
 def _deflated(text: str) -> str:
     """Return text as base64 of zlib, the format read by `unpacked` in `widgets/shared/payload.js`."""
     return b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def of_report(report: Report) -> Sequence[PageWidget]:
+    """Return the widget of a report."""
+    return [PageWidget("report", packed_report(report), pictures=report_pictures(report))]
+
+
+def of_pipeline(p: Pipeline) -> Sequence[PageWidget]:
+    """Return the timeline of a pipeline."""
+    return [PageWidget("report", packed_pipeline(p), pictures=pipeline_pictures(p))]
+
+
+def of_comparison(comparison: Comparison) -> Sequence[PageWidget]:
+    """Return the widget of a comparison."""
+    return [
+        PageWidget("compare", packed_comparison(comparison), _selection(comparison), comparison_pictures(comparison))
+    ]
+
+
+def of_choice(choice: Choice) -> Sequence[PageWidget]:
+    """Return the widget of a choice and, below it, that of the report of the choice."""
+    comparison = choice.comparison
+    chosen = () if choice.report is None else of_report(choice.report)
+    return [
+        PageWidget("compare", packed_choice(choice), _selection(comparison), comparison_pictures(comparison)),
+        *(replace(widget, title="The report of the choice") for widget in chosen),
+    ]
+
+
+def of_schedules(comparison: "ScheduleComparison") -> Sequence[PageWidget]:
+    """Return the timeline of each valid schedule."""
+    timelines = {row.name: row.schedule.timeline(beside=False) for row in comparison.rows if row.schedule is not None}
+    return [replace(widget, title=name) for name, p in timelines.items() for widget in of_pipeline(p)]
+
+
+def of_explorer(ex: "Explorer") -> Sequence[PageWidget]:
+    """Return the widget of an explorer."""
+    state = {**explorer_payload.state(ex), "leaf": None, "device": None}
+    return [PageWidget("explore", explorer_payload.packed_explorer(ex), state)]
+
+
+def _selection(comparison: Comparison) -> dict[str, int | None]:
+    return {"chosen": default_trial(comparison), "other": None}

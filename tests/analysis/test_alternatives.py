@@ -10,7 +10,7 @@ from support.cells import STEP
 import jaxshard_magic
 from jaxshard_magic.report import Alternative, MeshInfo, Report
 from jaxshard_magic.step.alternatives import compile_alternatives
-from jaxshard_magic.views import option_table
+from jaxshard_magic.views.sections import summary
 
 WIDTH, LAYERS, EXAMPLES = 64, 6, 2048
 
@@ -108,7 +108,7 @@ def test_each_option_is_a_line_with_its_share_of_the_step_as_it_is():
     ]
     assert "without --precision bf16: not compiled: too long" in text
     html = REPORT.to_html()
-    assert re.search(r"3.00.MiB <small>300%</small>", html) and option_table.TITLE in html
+    assert re.search(r"3.00.MiB <small>300%</small>", html) and summary.OPTIONS_TITLE in html
     assert Report.from_json(REPORT.to_json()) == REPORT
 
 

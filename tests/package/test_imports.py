@@ -111,15 +111,11 @@ LATE_MODULES = {
     "hosts.pickling",
     "hosts.plain_values",
     "program.nnx_objects",
-    "views.choice.widget",
     "views.comparison.widget",
     "views.explorer_widget",
     "views.figures",
     "views.live_view",
     "views.show",
-    "views.stop_button",
-    "views.timeline.widget",
-    "views.training.widget",
     "views.widget",
 }
 

@@ -11,12 +11,7 @@ from support.sample_reports import divided
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.report import ExpertLoad, Experts, Positions, Report
 from jaxshard_magic.report.experts_positions import position_ranges
-from jaxshard_magic.views.experts_positions.figures import (
-    devices_along,
-    layout_figures,
-    load_text,
-    ring_figures,
-)
+from jaxshard_magic.views.experts_positions import devices_along, layout_figures, load_text, ring_figures
 from jaxshard_magic.views.payload import payload
 
 NOTHING, FULL = "\u00b7", "\u2588"

@@ -199,5 +199,5 @@ WITHOUT_A_CELL: Mapping[str, str] = {
     "notebook.cells.memory_guard.__exit__": "how a state is made of shapes; only where memory runs out",
     "step.multihost_calls._different_values_error": "of several hosts",
     "views.figures.roofline.roofline": "an option of the line that made the report; test_figures has it",
-    "views.pictures.png.png": "a package is not installed",
+    "views.picture_sheet.png": "a package is not installed",
 }

@@ -12,7 +12,7 @@ from jaxshard_magic.report import Collective, Report
 from jaxshard_magic.report.metrics import CurveTail
 from jaxshard_magic.views.format import UNKNOWN, byte_text, seconds_text, share_text
 from jaxshard_magic.views.payload import payload
-from jaxshard_magic.views.pictures.communication import communication
+from jaxshard_magic.views.pictures import communication
 from jaxshard_magic.views.training.data import label_of
 from jaxshard_magic.views.training.payload import update_payload
 

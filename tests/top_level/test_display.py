@@ -33,8 +33,8 @@ def test_a_subclass_has_the_renderers_of_its_base():
         pass
 
     mine = object.__new__(Mine)
-    assert display.renderer(mine, "text") is at("jaxshard_magic.views.text:render")
-    assert display.renderer(mine, "png") is at("jaxshard_magic.views.pictures.png:png")
+    assert display.renderer(mine, "text") is at("jaxshard_magic.views.text:of_report")
+    assert display.renderer(mine, "png") is at("jaxshard_magic.views.picture_sheet:png")
 
 
 def test_a_class_without_a_renderer_is_named():

@@ -16,8 +16,7 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.colours import DARK, LIGHT
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.comparison.plot_axes import PlotArea, axes_for
-from jaxshard_magic.views.comparison.point_labels import place_labels
+from jaxshard_magic.views.comparison.plane import PlotArea, axes_for, place_labels
 from jaxshard_magic.views.format import SPACE
 
 

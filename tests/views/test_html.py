@@ -23,7 +23,7 @@ from support.sample_reports import (
 
 from jaxshard_magic.report import Advice, Collective
 from jaxshard_magic.views import colours, svg
-from jaxshard_magic.views.hues import HUES
+from jaxshard_magic.views.colours import HUES
 from jaxshard_magic.views.meshgrid import mesh_html
 from jaxshard_magic.views.payload import payload
 

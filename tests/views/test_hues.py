@@ -12,8 +12,7 @@ from support.sample_reports import SAMPLES
 
 from jaxshard_magic.config.strategies import AXIS_JOBS
 from jaxshard_magic.views import svg
-from jaxshard_magic.views.colours import BOTH, LIGHT
-from jaxshard_magic.views.hues import HUES, hues
+from jaxshard_magic.views.colours import BOTH, HUES, LIGHT, hues
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "axis_hues.json").read_text(encoding="utf-8"))
 COLOURED = """root => Object.fromEntries(

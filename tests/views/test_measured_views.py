@@ -9,9 +9,9 @@ from support.sample_measured import STEP, measured
 from support.sample_reports import attached, profiled
 
 from jaxshard_magic.report import Measured, Report
+from jaxshard_magic.views import measured as spent
 from jaxshard_magic.views import words
-from jaxshard_magic.views.measured import data
-from jaxshard_magic.views.measured.lanes import drawing
+from jaxshard_magic.views.timeline.svg import recorded_step_svg
 
 
 def of(m: Measured, simulated: bool = False) -> Report:
@@ -86,14 +86,14 @@ def test_html_tells_lines_collectives_devices_and_draws_a_lane_for_each():
     assert "Measured 47.0 ms a step" in html
     assert "backward: compute 12.0 ms, moving 4.00 ms, waiting 1.00 ms" in html
     assert "72.7 GB/s" in html and "90 GB/s" in html
-    picture = drawing(measured())
+    picture = recorded_step_svg(measured())
     assert [f"device {d}" for d in range(8)] == re.findall(r"device \d", picture)
     assert {"F", "B", "R", "U", "O", "M", "X"} == set(re.findall(r'class="jss-k-(\w)"', picture))
     assert "<script" not in html
 
 
 def test_a_lane_is_painted_by_phase_and_kind():
-    first = data.lane_events(measured())[0]
+    first = spent.lane_events(measured())[0]
     assert [mark.actions[0].kind for mark in first] == ["F", "M", "R", "B", "M", "X", "U", "O"]
     assert first[0].end == pytest.approx(400 * STEP / 2000)
 

@@ -23,8 +23,8 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.payload import payload
 from jaxshard_magic.views.timeline import data
+from jaxshard_magic.views.timeline.data import ticks
 from jaxshard_magic.views.timeline.payload import packed_pipeline, pipeline_payload
-from jaxshard_magic.views.timeline.ticks import ticks
 
 VOID = {"br", "wbr"}
 SVG_BYTES = 300_000

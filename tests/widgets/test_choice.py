@@ -5,7 +5,7 @@ from support.browsing import Stage, expect
 from support.sample_choices import CHOICES, measured, planned, predicted
 from support.thinned import thinned
 
-from jaxshard_magic.views.choice.widget import ChoiceView
+from jaxshard_magic.views.comparison.widget import ChoiceView
 from jaxshard_magic.views.sections.choice import run_commands
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.browsing import Stage
 
-from jaxshard_magic.views.timeline.ticks import ticks
+from jaxshard_magic.views.timeline.data import ticks
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "format_cases.json").read_text(encoding="utf-8"))
 WRITERS = {

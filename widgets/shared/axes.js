@@ -1,5 +1,5 @@
 // A mesh axis is told by its hue and, for those who don't see hues, by its dash pattern. Both are its job's, as its
-// name tells that, so that it looks the same in every view; views/hues.py decides just so, by the same table of cases.
+// name tells that, so that it looks the same in every view; views/colours.py decides just so, by the same cases.
 
 const JOBS = [
   ["data", "dp", "batch", "replica"],

@@ -5,7 +5,7 @@ const NOISE = 1e-9; // what rounding may add must not take the next step, or a d
 
 /**
  * The least of 1, 2 or 5 times a power of ten that is `least` or more, and how many decimals its multiples have. It is
- * never less than `least`, so that labels have room; views/timeline/ticks.py chooses by the same rule, with the same
+ * never less than `least`, so that labels have room; views/timeline/data.py chooses by the same rule, with the same
  * ticks for the static twin.
  *
  * @param {number} least

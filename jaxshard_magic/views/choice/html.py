@@ -6,8 +6,7 @@ from jaxshard_magic.views.choice import decision_tree
 from jaxshard_magic.views.comparison import chart, data, html
 from jaxshard_magic.views.document.parts import CandidateRow
 from jaxshard_magic.views.format import count_text, printable
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import axis, cell, escaped, join_nonempty, row, section, small
+from jaxshard_magic.views.html_tags import axis, cell, document, escaped, join_nonempty, row, section, small
 from jaxshard_magic.views.sections.choice import about, not_compiled_groups, notes, others_title, run_commands
 from jaxshard_magic.views.words import choice as phrases
 

@@ -9,13 +9,11 @@ from html import escape
 
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import words
-from jaxshard_magic.views.chart_labels import join_names
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.comparison.plot_axes import PlotArea, axes_for
-from jaxshard_magic.views.comparison.point_labels import LINE, PointLabel, place_labels
+from jaxshard_magic.views.comparison.plane import LINE, PlotArea, PointLabel, axes_for, place_labels
 from jaxshard_magic.views.format import byte_text, count_text, limit_text, more_text, printable, seconds_text
 from jaxshard_magic.views.html_tags import unbroken
-from jaxshard_magic.views.svg import LIMIT, coordinate, drawing, label
+from jaxshard_magic.views.svg import LIMIT, coordinate, drawing, join_names, label
 
 WIDTH, HEIGHT, MORE_HEIGHT = 584, 248, 340
 CROWD = 12  # points from which on the chart is higher

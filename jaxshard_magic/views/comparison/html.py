@@ -1,18 +1,32 @@
 """Comparison of strategies as HTML without script: answers, a table of trials with bars, the chart of peak memory
-against step time, and the line that runs each trial again."""
+against step time, the curves of the runs, and the line that runs each trial again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.report.parts import finite_or_none, mesh_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.comparison import chart, data
-from jaxshard_magic.views.format import UNKNOWN, byte_text, flops_text, limit_text, printable
-from jaxshard_magic.views.html_document import document
-from jaxshard_magic.views.html_tags import SIGNS, axis, escaped, join_nonempty, row, section, small, table, unbroken
+from jaxshard_magic.views.document.html import charts_html
+from jaxshard_magic.views.format import UNKNOWN, byte_text, flops_text, limit_text, more_text, printable
+from jaxshard_magic.views.html_tags import (
+    SIGNS,
+    axis,
+    document,
+    escaped,
+    join_nonempty,
+    row,
+    section,
+    small,
+    table,
+    unbroken,
+)
 from jaxshard_magic.views.sections.comparison import omissions
-from jaxshard_magic.views.training.html import curves_section
+from jaxshard_magic.views.training import chart as curve_chart
+from jaxshard_magic.views.training import data as run_data
 
 _SIGNS = SIGNS | {"ok": "\u2714\ufe0e"}
 _SPACE = "padding:4px 8px 4px 0"
@@ -265,3 +279,28 @@ def rerun_section(comparison: Comparison) -> str:
     columns.append([unbroken(words.front_text(comparison, t)) for t in shown])
     columns.append([_typed(f"%%shard {t.line}") for t in shown])
     return section("Each trial", table(head, zip(*columns, strict=True)))
+
+
+def curves_section(runs: Sequence[tuple[str, Metrics | None]]) -> str:
+    """Return the curves of several runs over each other; empty if no two runs share a number.
+
+    Args:
+        runs: (name, metrics) of each run; None for a run without metrics.
+    """
+    shown, every = run_data.shared_curves(runs)
+    if not every:
+        return ""
+    known = sum(metrics is not None for _, metrics in runs)
+    legend = " &nbsp; ".join(f"{curve_chart.legend_line(i)} {escaped(name)}" for i, (name, _) in enumerate(shown))
+    charts, rows = [], []
+    for curves in every:
+        drawn = curve_chart.chart([c for _, c in curves], [run for run, _ in curves])
+        title = run_data.label_of(curves[0][1])
+        if drawn and len(charts) < run_data.CHARTS:
+            charts.append((f"<b>{escaped(title)}</b>", drawn))
+        rows += [
+            [escaped(title), escaped(run), *(escaped(run_data.value_text(c, v)) for v in (c.first, c.last[-1]))]
+            for run, c in curves
+        ]
+    head = [("", "left"), ("run", "wrap"), ("first", "right"), ("last", "right")]
+    return section("Curves", small(legend + more_text(known, len(shown))), charts_html(charts), table(head, rows))

@@ -1,4 +1,4 @@
-"""Jupyter widget of a comparison; the reader's selection is read and set from Python."""
+"""Jupyter widgets of a comparison and of a choice; the reader's selection is read and set from Python."""
 
 from numbers import Integral
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 from traitlets import observe
 
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.exports import HasPictures
+from jaxshard_magic.views.choice.payload import packed_choice
 from jaxshard_magic.views.comparison.payload import default_trial, packed_comparison
 from jaxshard_magic.views.live_view import LiveView, SelectionTrait, quoted
 
@@ -64,3 +66,18 @@ class ComparisonView(LiveView):
         """Clear `other` if both selections are the same trial."""
         if self.other is not None and self.other == self.chosen:
             self.other = None
+
+
+class ChoiceView(ComparisonView):
+    """Widget to explore the result of a search; `chosen` and `other` are positions in `choice.comparison.trials`.
+
+    Args:
+        choice: Result of a search.
+    """
+
+    def __init__(self, choice: Choice):
+        self.choice = choice
+        super().__init__(choice.comparison, choice, packed_choice(choice))
+
+    def __repr__(self) -> str:
+        return f"<ChoiceView of {self.choice!r}>"

@@ -26,7 +26,6 @@ from jaxshard_magic.views.html_tags import (
     table,
     unbroken,
 )
-from jaxshard_magic.views.measured import lanes as recorded
 from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.timeline import data as timeline_data
 from jaxshard_magic.views.timeline import svg as timeline_svg
@@ -103,7 +102,9 @@ class _Lowering:
                 legend = [*kinds, f"{timeline_svg.idle_mark()} bubble", escaped(timeline_svg.lanes_text(p))]
                 return join_nonempty([small(_SPACE.join(legend)), timeline_svg.timeline_svg(p)])
             case doc.RecordedLanes(m):
-                return join_nonempty([recorded.drawing(m), small(_SPACE.join(recorded.legend(m)))])
+                return join_nonempty(
+                    [timeline_svg.recorded_step_svg(m), small(_SPACE.join(timeline_svg.recorded_step_legend(m)))]
+                )
             case doc.Charts(metrics):
                 return charts_html(
                     (f"<b>{escaped(data.label_of(curve))}</b> {escaped(data.newest_text(curve))}", chart.chart([curve]))

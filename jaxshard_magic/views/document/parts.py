@@ -14,7 +14,7 @@ from jaxshard_magic.report.metrics import Curve, Metrics
 from jaxshard_magic.views.device_memory import DeviceGroup
 from jaxshard_magic.views.figure_marks import Mark
 from jaxshard_magic.views.words import Span
-from jaxshard_magic.views.words.key_figures import KeyFigure
+from jaxshard_magic.views.words.summary import KeyFigure
 
 TEXT, HTML, MARKDOWN = "text", "html", "markdown"
 EVERYWHERE = frozenset((TEXT, HTML, MARKDOWN))

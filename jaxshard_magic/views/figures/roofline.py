@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Report, Timing
 from jaxshard_magic.views import svg, words
+from jaxshard_magic.views.colours import HUES
 from jaxshard_magic.views.figures.figure_layout import CLEAR, category_axis, figure_layout, value_axis
 from jaxshard_magic.views.format import count_text, range_text, seconds_text, share_text
 from jaxshard_magic.views.html_tags import escaped
-from jaxshard_magic.views.hues import HUES
 
 BAR = 28  # px
 TICKS = 6

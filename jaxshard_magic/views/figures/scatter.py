@@ -9,8 +9,7 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import words
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.comparison.plot_axes import PlotArea, PlotAxis, axes_for
-from jaxshard_magic.views.comparison.point_labels import PointLabel, place_labels
+from jaxshard_magic.views.comparison.plane import PlotArea, PlotAxis, PointLabel, axes_for, place_labels
 from jaxshard_magic.views.figures.figure_layout import CLEAR, figure_layout
 from jaxshard_magic.views.format import byte_text, limit_text, seconds_text, share_text
 from jaxshard_magic.views.html_tags import escaped

@@ -10,7 +10,7 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.figures.figure_layout import category_axis, figure_layout, value_axis
 from jaxshard_magic.views.html_tags import escaped
 from jaxshard_magic.views.timeline import data
-from jaxshard_magic.views.timeline.ticks import ticks
+from jaxshard_magic.views.timeline.data import ticks
 
 RANK = 44  # px
 LANE, IDEAL, ALONE = 0.5, 0.18, 0.7  # heights of bars, in ranks: with an ideal, of the ideal, without one

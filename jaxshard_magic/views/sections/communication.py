@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import communication as comm
+from jaxshard_magic.views import measured as spent
 from jaxshard_magic.views import words
 from jaxshard_magic.views.document import parts as doc
-from jaxshard_magic.views.experts_positions.figures import ring_figures
+from jaxshard_magic.views.experts_positions import ring_figures
 from jaxshard_magic.views.format import UNKNOWN, count_text, share_text
-from jaxshard_magic.views.measured import data as spent
 from jaxshard_magic.views.words import Span
 
 KINDS = 12

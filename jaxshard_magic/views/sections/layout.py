@@ -5,7 +5,7 @@ from dataclasses import replace
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import leaf_rows, words
 from jaxshard_magic.views.document import parts as doc
-from jaxshard_magic.views.experts_positions.figures import layout_figures, ring_figures, ring_memory_lines
+from jaxshard_magic.views.experts_positions import layout_figures, ring_figures, ring_memory_lines
 from jaxshard_magic.views.format import byte_text, count_text, submesh_parts, type_parts
 from jaxshard_magic.views.words import Span
 from jaxshard_magic.views.words.spans import strong

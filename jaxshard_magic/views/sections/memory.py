@@ -2,9 +2,9 @@
 
 from jaxshard_magic.report import Memory, Report
 from jaxshard_magic.views import device_memory, words
-from jaxshard_magic.views.device_stages import DeviceStages, stages
+from jaxshard_magic.views.device_memory import DeviceStages, stages
 from jaxshard_magic.views.document import parts as doc
-from jaxshard_magic.views.experts_positions.figures import ring_memory_lines
+from jaxshard_magic.views.experts_positions import ring_memory_lines
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text
 from jaxshard_magic.views.source_lines import short_line
 from jaxshard_magic.views.terminal import shorten

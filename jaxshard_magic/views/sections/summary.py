@@ -1,12 +1,21 @@
 """First and last sections of a report: verdict, key figures, options, hints, predicted step, times and check."""
 
-from jaxshard_magic.report import Report
-from jaxshard_magic.views import figure_marks, option_table, words
+from dataclasses import dataclass
+
+from jaxshard_magic.report import Alternative, Report
+from jaxshard_magic.views import figure_marks, words
 from jaxshard_magic.views.document import parts as doc
-from jaxshard_magic.views.format import count_text, seconds_text, share_text
+from jaxshard_magic.views.format import byte_text, count_text, flops_text, seconds_text, share_text
 
 TIME_PARTS = 12
 BOTH = 80  # columns of a terminal from which a figure of an option stands beside its share
+OPTION_HEADS = {
+    "peak": "Bytes on the fullest device at its peak",
+    "FLOPs": "Of matrix products and convolutions on one device, with those that are done again",
+    "sent": "Bytes that one device sends in a step",
+}
+OPTIONS_TITLE = "Options, each compiled with and without"
+AS_IT_IS = "as it is"
 
 
 def head(report: Report) -> doc.Section:
@@ -32,11 +41,11 @@ def key_figures(report: Report) -> list[doc.Part]:
 
 def options(report: Report) -> list[doc.Part]:
     """Return the step with and without each option; nothing without options to compare."""
-    compared = option_table.rows(report)
+    compared = option_rows(report)
     if not compared:
         return []
     columns = [doc.Column("", least=1, from_end=True)]
-    columns += [doc.Column(head, "right", more=5, more_alone=BOTH) for head in option_table.HEADS]
+    columns += [doc.Column(head, "right", more=5, more_alone=BOTH) for head in OPTION_HEADS]
     rows = (
         doc.TableRow(
             (doc.WordCell(doc.names(r.change)), *(doc.WordCell(v, s) for v, s in zip(r.values, r.shares, strict=True)))
@@ -44,7 +53,7 @@ def options(report: Report) -> list[doc.Part]:
         for r in compared
     )
     refusals = tuple(doc.names(f"{r.change}: {r.reason}") for r in compared if r.reason)
-    return [doc.Section(option_table.TITLE, (doc.Table(tuple(columns), tuple(rows)), doc.Notes(refusals)))]
+    return [doc.Section(OPTIONS_TITLE, (doc.Table(tuple(columns), tuple(rows)), doc.Notes(refusals)))]
 
 
 def hints(report: Report) -> list[doc.Part]:
@@ -106,3 +115,39 @@ def check(report: Report) -> list[doc.Part]:
     passed = report.check is not None and report.check.passed
     title = "Check: the same numbers" if passed else "Check: not the same numbers"
     return [doc.Section(title, tuple(doc.Leaves(sentence, leaves) for sentence, leaves in lines), short="")]
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """Figures of one variant of the step.
+
+    Attributes:
+        change: Changed option, as typed.
+        values: Figures in the order of `OPTION_HEADS`.
+        shares: Figures relative to the step as it is; empty texts for that step itself.
+        reason: Reason for missing figures; None if they are known.
+    """
+
+    change: str
+    values: tuple[str, ...]
+    shares: tuple[str, ...]
+    reason: str | None
+
+
+def option_rows(report: Report) -> tuple[OptionRow, ...]:
+    """Return the step as it is, then each change; empty for a report without options to compare."""
+    if len(report.alternatives) < 2:
+        return ()
+    own = report.alternatives[0]
+    return tuple(_option_row(a, own) for a in report.alternatives)
+
+
+def _option_row(a: Alternative, own: Alternative) -> OptionRow:
+    values = byte_text(a.peak), flops_text(a.flops), byte_text(a.sent)
+    pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))
+    shares = ("",) * 3 if a is own else tuple(_share_of_own(x, y) for x, y in pairs)
+    return OptionRow(a.change or AS_IT_IS, values, shares, a.why)
+
+
+def _share_of_own(x: int | None, own: int | None) -> str:
+    return "" if x is None or not own else share_text(x / own)

@@ -10,7 +10,7 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.format import count_text
 from jaxshard_magic.views.terminal import pad, plain_signs, wrap
 from jaxshard_magic.views.timeline import data
-from jaxshard_magic.views.timeline.ticks import ticks
+from jaxshard_magic.views.timeline.data import ticks
 
 IDLE, GOES_ON = "\u00b7", "\u2500"
 WITH_IDEAL = 12  # ranks up to which ideal lanes are shown

@@ -1,4 +1,5 @@
-"""Timeline of a pipeline as inline SVG: a lane for each rank, its ideal form below, and activations held.
+"""Timelines as inline SVG: a pipeline with a lane for each rank, its ideal form below, and activations held; and one
+recorded step with a lane for each device, painted by phase and kind.
 
 Colours are legible on light and dark backgrounds.
 """
@@ -7,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from jaxshard_magic.report import Pipeline
+from jaxshard_magic.report import Measured, Pipeline
+from jaxshard_magic.views import measured as spent
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.colours import BOTH
+from jaxshard_magic.views.format import count_text
 from jaxshard_magic.views.html_tags import escaped
 from jaxshard_magic.views.timeline import data
-from jaxshard_magic.views.timeline.ticks import ticks
+from jaxshard_magic.views.timeline.data import ticks
 
 WIDTH, NAMES, FIGURES = 860, 72, 56  # px: the whole, the column of names, the column of figures
 TOP, BELOW = 18, 18
@@ -321,3 +324,24 @@ def _heights(shares: Iterable[dict[str, float]], lane: float) -> Iterator[tuple[
     """Yield for each column the height of each kind, to half a pixel."""
     for share in shares:
         yield tuple((k, h) for k in data.KINDS if (h := round(2 * lane * share.get(k, 0.0)) / 2))
+
+
+def recorded_step_svg(m: Measured) -> str:
+    """Return one typical step as one `<svg>`; empty without lanes."""
+    height, marks = recorded_step_marks(m)
+    label = f"One recorded step in lanes, a device each, {len(m.lanes)} of {m.of_devices}"
+    return wrap_marks(height, marks, label) if marks else ""
+
+
+def recorded_step_marks(m: Measured) -> tuple[float, str]:
+    """Return the height of the lanes in px, and their marks; no marks without lanes."""
+    names = [f"device {lane.device}" for lane in m.lanes]
+    return lane_marks(spent.lane_events(m), names, spent.idle_shares(m), spent.lanes_end(m))
+
+
+def recorded_step_legend(m: Measured) -> list[str]:
+    """Return the entries of the legend as HTML."""
+    keys = [f"{kind_mark(kind)} {escaped(words.TIME_KINDS[kind])}" for kind in spent.lane_letters(m)]
+    lanes = "" if len(m.lanes) == m.of_devices else f", {len(m.lanes)} of {count_text(m.of_devices)} devices"
+    about = f"one typical step{lanes}; at the right the share of it that is idle"
+    return [*keys, f"{idle_mark()} idle", about]

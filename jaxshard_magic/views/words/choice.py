@@ -29,7 +29,7 @@ from jaxshard_magic.views.format import (
     significant,
     usage_text,
 )
-from jaxshard_magic.views.words.line_options import distinguishing_options
+from jaxshard_magic.views.words.comparison import distinguishing_options
 from jaxshard_magic.views.words.spans import Span, strong
 
 _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)

@@ -1,5 +1,6 @@
-"""Comparison in words: names of trials, the best ones, and the cells of each trial."""
+"""Comparison in words: names of trials, the best ones, the cells of each trial, and options that tell lines apart."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +10,14 @@ from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import MINUS, byte_text, count_text, difference_text, rounded, seconds_text, share_text
 from jaxshard_magic.views.words.communication import predicted_text
-from jaxshard_magic.views.words.line_options import distinguishing_options
 from jaxshard_magic.views.words.run import devices_text, largest_difference
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _TOLD_BY_VALUE = ("precision", "schedule")  # named by value alone: `bf16`, `zb-h1`
 NAMED = 2  # trials named in a sentence, at most
+_OPTION = re.compile(r"""--([\w-]+)(?:[ =]("[^"]*"|'[^']*'|(?!--)\S+))?""")
+_FOR_ALL = ("mesh", "step", "spec", "rule", "donate", "no-donate", "on", "name")
 
 
 @dataclass(frozen=True)
@@ -379,3 +381,12 @@ def failure_parts(trial: Trial) -> tuple[str, str]:
     why = (trial.why or "").rstrip(".")
     head, bracket, rest = why.partition(" (")
     return (head, f"({rest}") if bracket and rest.endswith(")") else (why, "")
+
+
+def distinguishing_options(line: str) -> list[tuple[str, str]]:
+    """Return the options of a line as (name, value), with values as typed, without options given for all candidates.
+
+    >>> distinguishing_options('fsdp --mesh "data=8" --remat "a|b" --pad --on v5e')
+    [('remat', '"a|b"'), ('pad', '')]
+    """
+    return [(name, value) for name, value in _OPTION.findall(line) if name not in _FOR_ALL]

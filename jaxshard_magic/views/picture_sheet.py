@@ -1,15 +1,16 @@
-"""Drawing surface of pictures: a sheet of fixed width, filled from the top, in the colours of a theme."""
+"""Drawing surface of pictures: a sheet of fixed width, filled from the top, in the colours of a theme; and
+its conversion to PNG."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from math import ceil
 
+from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.views import svg
-from jaxshard_magic.views.colours import THEMES
+from jaxshard_magic.views.colours import HUES, THEMES
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.html_document import colour_rules
-from jaxshard_magic.views.hues import HUES
+from jaxshard_magic.views.html_tags import colour_rules
 from jaxshard_magic.views.terminal import display_width
 from jaxshard_magic.views.words import Span
 
@@ -20,6 +21,7 @@ _MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace
 # SVG does not break lines, so `Sheet` does, by estimated widths.
 _WIDE, _MONO_WIDE = 0.53, 0.61  # mean width of a letter, in font sizes; the viewer chooses the font
 _LINE = 1.4
+SCALE = 2  # pixels of the file for each px of the drawing
 
 
 class Sheet:
@@ -169,3 +171,19 @@ def _words(spans: Iterable[Span]) -> Iterable[Span]:
             word, space, rest = text.partition(" ")
             yield Span(word + space, span.kind)
             text = rest
+
+
+def png(text: str) -> bytes:
+    """Return an SVG document as a PNG file, with 2 pixels for each px.
+
+    Raises:
+        ShardError: The package resvg-py is not installed.
+    """
+    try:
+        import resvg_py
+    except ImportError:
+        line = "pip install resvg-py"
+        raise ShardError(
+            f"a .png takes the package resvg-py, which is not installed: {line}; a .svg needs nothing", fix=line
+        ) from None
+    return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=SCALE))

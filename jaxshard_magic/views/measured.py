@@ -10,7 +10,7 @@ from jaxshard_magic.views.format import UNKNOWN, percent_text, rate_text, second
 from jaxshard_magic.views.source_lines import callers_comment, short_line, source_line_text
 from jaxshard_magic.views.timeline.data import LaneEvent
 from jaxshard_magic.views.timeline.data import PipelineAction as Action
-from jaxshard_magic.views.words.measured import LETTERS, TIME_KINDS
+from jaxshard_magic.views.words.step_time import LETTERS, TIME_KINDS
 
 LineKey = tuple[str | None, int | None]
 

@@ -1,1 +1,0 @@
-"""Experts, positions and ring attention as drawings and text."""

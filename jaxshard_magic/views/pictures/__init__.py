@@ -1,1 +1,0 @@
-"""Pictures of reports, comparisons and pipelines as standalone SVG documents."""
