@@ -257,7 +257,15 @@ def test_rules_alone_decide_on_equal_blocks_of_a_transformer(monkeypatch):
             3,
             3,
         ),
-        ({**BY_HEAD, "k": BY_HEAD["q"], "v": BY_HEAD["q"]}, "model=16", 8, 8),
+        (
+            {
+                n: tuple(4 if z == 8 else z for z in s)
+                for n, s in {**BY_HEAD, "k": BY_HEAD["q"], "v": BY_HEAD["q"]}.items()
+            },
+            "model=8",
+            4,
+            4,
+        ),
     ],
 )
 def test_heads_that_do_not_divide_are_told_with_the_mesh_that_would(shapes, mesh, heads, fits):
