@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
+from typing import Self
 
 BY_HAND = "a loop over microbatches written by hand, on one device"  # reference of a check
 MAX_SAVES = 200  # saves listed one by one in a report
@@ -59,6 +60,11 @@ class MeshInfo:
     processes: int
     hosts: tuple[int, ...] = ()
     islands: tuple[int, ...] = ()
+
+    @classmethod
+    def of_axes(cls, axes: Mapping[str, int]) -> Self:
+        """Return a mesh of which only the axes are known."""
+        return cls(dict(axes), "", "", "", (), 1)
 
     @property
     def numbers(self) -> Sequence[int]:

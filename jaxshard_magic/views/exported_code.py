@@ -77,7 +77,7 @@ def _title(program: "Code") -> str:
 
 def _mesh(program: "Code") -> MeshInfo:
     """Return a mesh of named axes alone, without devices."""
-    return MeshInfo(dict(program.mesh), "", "", "", (), 1)
+    return MeshInfo.of_axes(program.mesh)
 
 
 def _verdict(program: "Code") -> str:

@@ -32,7 +32,6 @@ from jaxshard_magic.units import significant as significant
 from jaxshard_magic.units import time_text as time_text
 from jaxshard_magic.units import trimmed as trimmed
 from jaxshard_magic.units import usage_text as usage_text
-from jaxshard_magic.units import with_unit as with_unit
 
 _DTYPE = re.compile(r"(float|uint|int|complex)([1-9]\d*)(.*)")
 _DTYPE_LETTER = {"float": "f", "uint": "u", "int": "i", "complex": "c"}

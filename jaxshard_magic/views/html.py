@@ -9,7 +9,7 @@ from jaxshard_magic.views.document.html import NO_MESH, parts_html, to_html
 from jaxshard_magic.views.document.parts import Paragraph
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.html_tags import document, escaped
-from jaxshard_magic.views.sections import communication, layout, memory, run, summary
+from jaxshard_magic.views.sections.report import report as report_parts
 from jaxshard_magic.views.sections.run import pipeline_parts, training_parts
 from jaxshard_magic.views.words import Span
 
@@ -21,23 +21,7 @@ def of_report(report: Report, extra_class: str = "") -> str:
         report: Report to show.
         extra_class: Further class of the `<div>`.
     """
-    parts = [
-        summary.head(report),
-        *summary.predicted_step(report),
-        *summary.key_figures(report),
-        *summary.options(report),
-        *summary.hints(report),
-        *memory.memory(report, page=True),
-        *communication.communication(report, page=True),
-        *run.measured(report, page=True),
-        *layout.experts_positions(report),
-        *layout.layout(report),
-        *run.pipeline(report.pipeline),
-        *run.training(report.metrics, page=True),
-        *summary.timing(report),
-        *summary.check(report),
-    ]
-    return to_html(parts, report.mesh, extra_class)
+    return to_html(report_parts(report, page=True), report.mesh, extra_class)
 
 
 def page_of_report(report: Report) -> str:
@@ -46,15 +30,15 @@ def page_of_report(report: Report) -> str:
     return document(printable(title), of_report(report))
 
 
-def of_pipeline(p: Pipeline, also: str = "") -> str:
+def of_pipeline(p: Pipeline, extra_class: str = "") -> str:
     """Render the timeline as one `<div>`, for a notebook or a page.
 
     Args:
         p: Pipeline to show.
-        also: Further class of the `<div>`.
+        extra_class: Further class of the `<div>`.
     """
     lead = (*words.pipeline_lead(p), Span(" "), Span(words.pipeline_about(p), "quiet"))
-    return to_html((Paragraph(lead, leading=True), *pipeline_parts(p)), NO_MESH, also)
+    return to_html((Paragraph(lead, leading=True), *pipeline_parts(p)), NO_MESH, extra_class)
 
 
 def page_of_pipeline(p: Pipeline) -> str:

@@ -6,7 +6,7 @@ from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.document.markdown import to_markdown
 from jaxshard_magic.views.sections.choice import choice
 from jaxshard_magic.views.sections.comparison import comparison
-from jaxshard_magic.views.text import document
+from jaxshard_magic.views.sections.report import report as report_parts
 
 
 def of_report(report: Report, leaves: str | int = 8) -> str:
@@ -19,7 +19,7 @@ def of_report(report: Report, leaves: str | int = 8) -> str:
     Raises:
         ShardError: `leaves` is neither a number nor "all".
     """
-    return to_markdown(document(report, leaves))
+    return to_markdown(report_parts(report, leaves))
 
 
 def of_comparison(compared: Comparison) -> str:

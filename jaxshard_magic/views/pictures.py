@@ -320,7 +320,7 @@ def training(metrics: Metrics, theme: str) -> str:
     drawn = curves.charted_curves(metrics)
     for at, curve in enumerate(drawn):
         x = at % ACROSS * (curve_chart.WIDTH + 16)
-        said = [Span(curves.label_of(curve), "strong"), Span(f" {curves.value_text(curve, curve.last[-1])}")]
+        said = [Span(curves.label_of(curve), "strong"), Span(f" {curves.newest_text(curve)}")]
         sheet.text(x, said, down=12, size=SMALL)
         sheet.draw(x, curve_chart.chart([curve]), down=16)
         if at % ACROSS == ACROSS - 1 or at == len(drawn) - 1:

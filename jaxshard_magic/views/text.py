@@ -1,15 +1,13 @@
 """Results as text for a terminal: a report, a comparison, a choice, a pipeline, and the metrics of a run."""
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.metrics import Metrics
-from jaxshard_magic.views.document.parts import Part
 from jaxshard_magic.views.document.text import to_text
-from jaxshard_magic.views.sections import communication, layout, memory, run, summary
 from jaxshard_magic.views.sections.choice import choice
 from jaxshard_magic.views.sections.comparison import comparison
+from jaxshard_magic.views.sections.report import report as report_parts
 from jaxshard_magic.views.sections.run import pipeline, training
 from jaxshard_magic.views.terminal import text_width
 
@@ -25,37 +23,7 @@ def of_report(report: Report, width: int | None = None, leaves: str | int = 8) -
     Raises:
         ShardError: `leaves` is neither a number nor "all".
     """
-    return to_text(document(report, leaves), text_width(width))
-
-
-def document(report: Report, leaves: str | int = 8) -> list[Part]:
-    """Return what a report says, as much as is read at once.
-
-    Args:
-        report: Report to show.
-        leaves: Number of the largest rows of leaves, or "all" for every leaf.
-
-    Raises:
-        ShardError: `leaves` is neither a number nor "all".
-    """
-    if leaves != "all" and not isinstance(leaves, int):
-        raise ShardError(f"leaves is {leaves!r}; it is a number, or 'all' for every leaf")
-    return [
-        summary.head(report),
-        *summary.key_figures(report),
-        *summary.options(report),
-        *summary.hints(report),
-        *summary.predicted_step(report),
-        *memory.memory(report),
-        *communication.communication(report),
-        *run.measured(report),
-        *layout.experts_positions(report),
-        *layout.layout(report, None if isinstance(leaves, str) else leaves),
-        *run.pipeline(report.pipeline),
-        *run.training(report.metrics),
-        *summary.check(report),
-        *summary.timing(report),
-    ]
+    return to_text(report_parts(report, leaves), text_width(width))
 
 
 def of_comparison(compared: Comparison, width: int | None = None) -> str:

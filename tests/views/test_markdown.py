@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from markdown_it import MarkdownIt
 from support.sample_choices import CHOICES
 from support.sample_comparisons import COMPARISONS
 from support.sample_extremes import hostile
@@ -19,7 +20,9 @@ MADE = {
     **{f"comparison {name}": made for name, made in COMPARISONS.items()},
     **{f"choice {name}": made for name, made in CHOICES.items()},
 }
-_FIGURE = re.compile(r"(?<![\w.+])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w.])")
+# An ellipsis cuts a figure in a terminal.
+_FIGURE = re.compile(r"(?<![\w.+])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w.\u2026])")
+COMMENT = "<!-- -->"
 BACKSLASH = re.compile(r"\\([!-/:-@[-`{-~])")
 
 
@@ -29,8 +32,7 @@ def figures(text: str) -> set[str]:
 
 def tokens(markdown: str) -> list:
     """The tokens of a document for a reader of GitHub's tables."""
-    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    return parser.parse(markdown)
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
 
 
 def inline(markdown: str) -> list:
@@ -40,7 +42,7 @@ def inline(markdown: str) -> list:
 def read(token) -> str:
     """What a reader sees of a cell or a paragraph."""
     kinds = {"text", "code_inline", "html_inline"}
-    return "".join(child.content for child in token.children or () if child.type in kinds)
+    return "".join(child.content for child in token.children or () if child.type in kinds and child.content != COMMENT)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -51,7 +53,8 @@ def test_each_figure_of_the_text_is_in_the_markdown(name: str, width: int):
     memory = getattr(made, "memory", None)
     note = words.scale_note(memory) if memory and memory.per_device else None
     # Without bars there is no note on their scale; the timeline is that of a wide terminal.
-    lanes = figures(text.rpartition("bubble holds")[2])
+    _, drawn, below = text.rpartition("bubble holds")
+    lanes = figures(below) if drawn else set()
     assert figures(text) - figures(markdown) - figures(note or "") - lanes == set()
 
 
@@ -82,7 +85,7 @@ def test_each_row_of_a_table_has_a_cell_for_each_column(name: str):
 @pytest.mark.parametrize("name", MADE)
 def test_no_sign_of_a_name_is_markup(name: str):
     found = inline(MADE[name]().to_markdown())
-    assert {child.content for child in found if child.type == "html_inline"} <= {"<br>"}
+    assert {child.content for child in found if child.type == "html_inline"} <= {"<br>", COMMENT}
     kinds = {child.type for child in found}
     assert kinds <= {"text", "code_inline", "html_inline", "strong_open", "strong_close", "softbreak"}
     assert {token.type for token in tokens(MADE[name]().to_markdown())}.isdisjoint({"html_block", "blockquote_open"})
@@ -122,6 +125,21 @@ def test_an_address_in_a_message_is_no_link_and_dollars_are_no_formula():
     markdown = report.to_markdown()
     assert r"https\://example.org, www\.example.org and \$x\$." in markdown
     assert f"info: {message}" in [read(token) for token in tokens(markdown) if token.type == "inline"]
+
+
+def test_nobody_is_mentioned_and_no_issue_is_linked():
+    message = "Ask @octocat of a@b.org, #12 or :100:, not C# or 3:4."
+    report = Report("step", "fsdp", {}, attached().mesh, advice=(Advice("hint", "info", message),))
+    markdown = report.to_markdown()
+    assert f"info: {message}" in [read(token) for token in tokens(markdown) if token.type == "inline"]
+    # GitHub looks for them in each piece of text as it is read.
+    texts = [child.content for child in inline(markdown) if child.type == "text"]
+    assert not [text for text in texts if re.search(r"@\w|#\d|:[\w+-]+:", text)]
+
+
+def test_blanks_of_a_drawing_stay_where_they_are():
+    curves = [child.content for child in inline(SAMPLES["trained"]().to_markdown()) if child.type == "code_inline"]
+    assert [curve for curve in curves if curve.startswith(" \u2588")]
 
 
 def test_hints_are_a_list_and_those_behind_the_first_are_counted():

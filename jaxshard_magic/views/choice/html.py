@@ -80,7 +80,7 @@ def axes_of(choice: Choice) -> MeshInfo:
     for candidate in choice.candidates:
         # Axes of compiled trials go first, so that an axis has the same hue as in the table of trials.
         axes |= {name: size for name, size in candidate.mesh.items() if name not in axes}
-    return MeshInfo(axes, "", "", "", (), 1)
+    return MeshInfo.of_axes(axes)
 
 
 def _row(one: CandidateRow, mesh: MeshInfo) -> str:

@@ -31,7 +31,7 @@ def merged_mesh(comparison: Comparison) -> MeshInfo:
     axes = {axis: size for trial in comparison.trials for axis, size in reversed(trial.mesh.items())}
     names = list(dict.fromkeys(axis for trial in comparison.trials for axis in trial.mesh))
     # Hues are numbered per mesh: two axes of different meshes could have the same hue.
-    return MeshInfo({name: axes[name] for name in names}, "", "", "", (), 1)
+    return MeshInfo.of_axes({name: axes[name] for name in names})
 
 
 def trial_metrics(comparison: Comparison) -> list[tuple[str, Metrics | None]]:

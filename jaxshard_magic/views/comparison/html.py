@@ -298,9 +298,8 @@ def curves_section(runs: Sequence[tuple[str, Metrics | None]]) -> str:
         title = run_data.label_of(curves[0][1])
         if drawn and len(charts) < run_data.CHARTS:
             charts.append((f"<b>{escaped(title)}</b>", drawn))
-        rows += [
-            [escaped(title), escaped(run), *(escaped(run_data.value_text(c, v)) for v in (c.first, c.last[-1]))]
-            for run, c in curves
-        ]
+        for run, c in curves:
+            cells = (title, run, run_data.value_text(c, c.first), run_data.newest_text(c))
+            rows.append([escaped(cell) for cell in cells])
     head = [("", "left"), ("run", "wrap"), ("first", "right"), ("last", "right")]
     return section("Curves", small(legend + more_text(known, len(shown))), charts_html(charts), table(head, rows))

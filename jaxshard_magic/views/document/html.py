@@ -31,7 +31,7 @@ from jaxshard_magic.views.timeline import data as timeline_data
 from jaxshard_magic.views.timeline import svg as timeline_svg
 from jaxshard_magic.views.training import chart, data
 
-NO_MESH = MeshInfo({}, "", "", "", (), 1)  # of a document that names no axes
+NO_MESH = MeshInfo.of_axes({})  # of a document that names no axes
 LONG_NAME = 36  # letters of a name that is not broken, at most
 LONG_SOURCE = 80
 CHARTS = "display:flex;flex-wrap:wrap;gap:12px 20px;margin:8px 0"

@@ -18,11 +18,14 @@ from jaxshard_magic.views.format import count_text, device_text, printable
 from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.timeline.grid import grid
 from jaxshard_magic.views.training import chart
-from jaxshard_magic.views.words import Span, sentence_case
+from jaxshard_magic.views.words import Span
 
 LANES, SOURCE, BLOCKS = 100, 80, 24  # columns of a timeline, of a line of code, of a curve
 # GitHub makes links of addresses, and formulas of what stands between dollars.
 _SIGNS = re.compile(r"([\\`*_{}\[\]<>#|~&!$]|:(?=//)|(?<=www)\.)")
+# It also links users, issues and mail addresses, and draws emoji, in text as it reads: an escape stops none of them, an
+# empty comment between the sign and the name does.
+_REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=:)(?=[\w+-]+:)")
 _ORDERED = re.compile(r"(\d+)([.)])(?=\s|$)")
 _BACKTICKS = re.compile("`+")
 
@@ -73,8 +76,8 @@ def _blocks(part: doc.Part | doc.ChoicePart) -> list[str]:
 def _section(part: doc.Section) -> list[str]:
     if doc.MARKDOWN not in part.shows:
         return []
-    title, _, rest = doc.plain(part.heading(doc.MARKDOWN)).rstrip(".").partition(": ")
-    lead = " ".join(_escaped(line) for line in (f"{sentence_case(rest)}." if rest else "", *part.about) if line)
+    title = doc.plain(part.heading(doc.MARKDOWN)).rstrip(".")
+    lead = " ".join(_escaped(line) for line in part.about if line)
     head = [f"### {_escaped(title)}"] * bool(title) + [_start(lead)] * bool(lead)
     return [*head, *(block for one in part.parts for block in _blocks(one))]
 
@@ -117,7 +120,8 @@ def _memory(part: doc.MemoryBars) -> list[str]:
 
 
 def _figure(part: doc.RowFigure) -> list[str]:
-    rows = [[_escaped(row.name), row_drawing(row), _escaped(row.text)] for row in part.rows]
+    # Code keeps blanks, which stand for idle experts.
+    rows = [[_escaped(row.name), _code(row_drawing(row), table=True), _escaped(row.text)] for row in part.rows]
     return [_start(_escaped(part.lead)), *([_grid(["", "", ""], ["left"] * 3, rows)] if rows else [])]
 
 
@@ -198,7 +202,7 @@ def _cell(cell: doc.AnyCell) -> str:
         case doc.ListCell(items):
             return ", ".join(_words(words, True) + (f" ({_escaped(job)})" if job else "") for words, job in items)
         case doc.CurveCell(curve, scaled) if (scale := chart.scale_of(scaled)) is not None:
-            return chart.blocks(curve, scale, max(c.step[-1] for c in scaled), BLOCKS)
+            return _code(chart.blocks(curve, scale, max(c.step[-1] for c in scaled), BLOCKS), table=True)
         case _:
             return ""
 
@@ -234,8 +238,6 @@ def _span(span: Span, table: bool) -> str:
             return f"**{_escaped(span.text)}**"
         case "code" | "axis":
             return _code(span.text, table)
-        case "name":
-            return _escaped(span.text)
         case "times":
             return f" \u00d7{span.text}"
         case _:
@@ -244,7 +246,7 @@ def _span(span: Span, table: bool) -> str:
 
 def _escaped(text: str) -> str:
     """Return text of which no sign is markup."""
-    return _SIGNS.sub(r"\\\1", printable(text))
+    return "<!-- -->".join(_SIGNS.sub(r"\\\1", piece) for piece in _REFERENCE.split(printable(text)))
 
 
 def _start(text: str) -> str:

@@ -103,7 +103,7 @@ def curves(compared: Comparison) -> list[doc.Part]:
                 (
                     doc.WordCell(doc.names(run)),
                     doc.WordCell(training.value_text(curve, curve.first)),
-                    doc.WordCell(training.value_text(curve, curve.last[-1])),
+                    doc.WordCell(training.newest_text(curve)),
                     doc.CurveCell(curve, every),
                 )
             )

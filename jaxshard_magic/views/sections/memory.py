@@ -104,5 +104,6 @@ def _buffers(memory: Memory, shown: int | None) -> list[doc.Part]:
             )
         )
     lead = words.buffers_lead(memory)
-    notes = doc.Notes((lead,) if lead else (), shows=doc.PAGES)
+    # It counts all buffers, which a page lists.
+    notes = doc.Notes((lead,) if lead and shown is None else (), shows=doc.PAGES)
     return [notes, doc.Table(columns, tuple(rows))]

@@ -84,7 +84,7 @@ def chart(curves: Sequence[Curve], names: Sequence[str] = ()) -> str:
     for place, curve in enumerate(curves):
         marks += _drawn(curve, scale, last, DASHES[place % len(DASHES)])
     range_texts = "; ".join(
-        f"{name + ' ' if name else ''}{data.value_text(c, c.first)} to {data.value_text(c, c.last[-1])}"
+        f"{name + ' ' if name else ''}{data.value_text(c, c.first)} to {data.newest_text(c)}"
         for c, name in zip(curves, names or [""] * len(curves), strict=True)
     )
     what = f"{data.label_of(curves[0])} over {data.step_text(last)} steps: {range_texts}"

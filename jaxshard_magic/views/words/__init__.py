@@ -86,7 +86,6 @@ from jaxshard_magic.views.words.spans import leaves_text as leaves_text
 from jaxshard_magic.views.words.spans import sentence_case as sentence_case
 from jaxshard_magic.views.words.step_time import TIME_KINDS as TIME_KINDS
 from jaxshard_magic.views.words.step_time import chip_step_time as chip_step_time
-from jaxshard_magic.views.words.step_time import cpu_notes as cpu_notes
 from jaxshard_magic.views.words.step_time import is_simulated as is_simulated
 from jaxshard_magic.views.words.step_time import measured_about as measured_about
 from jaxshard_magic.views.words.step_time import measured_lead as measured_lead

@@ -13,8 +13,9 @@ class Span:
 
     Attributes:
         text: Text.
-        kind: "text", "strong", "axis" (a mesh axis), "code" (a name of the user's), "memory" (the fullest devices),
-            "line" (a line of the user's code), or "quiet" (less ink, in pictures alone).
+        kind: "text", "strong", "axis" (a mesh axis), "code" (a name of the user's, as code), "name" (text of the user's
+            with its signs as they are), "memory" (the fullest devices), "line" (a line of the user's code), "times"
+            (how often something occurs), or "quiet" (less ink).
     """
 
     text: str
