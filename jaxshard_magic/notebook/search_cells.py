@@ -241,8 +241,7 @@ class AutoCell:
             raise cells.CellStopped
         self.step = step
         if options.check:
-            self.step.check = True
-            self.step.programs.request = replace(self.step.request, check=True)
+            self.step.request_check()
         self._lead(self.step)
         return self.step
 

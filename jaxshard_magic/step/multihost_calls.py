@@ -1,11 +1,11 @@
 """Calls of a step on several hosts: equal arrays on all hosts, or rows of the batch on each."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 from zlib import crc32
 
 import jax
@@ -59,7 +59,7 @@ class MultihostCalls:
         self._under_way: deque[tuple[CompiledStep, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._per_host = request.data == "per-host"
-        self._calls: Counter[CompiledStep] = Counter()  # of the cell `_counted_cell`
+        self._calls: WeakKeyDictionary[CompiledStep, int] = WeakKeyDictionary()  # of the cell `_counted_cell`
         self._counted_cell = 0
         self._last: CompiledStep | None = None
         self._has_met = False
@@ -250,8 +250,8 @@ class MultihostCalls:
         if self._counted_cell != MultihostCalls.cell_number:
             self._counted_cell = MultihostCalls.cell_number
             self._calls.clear()
-        calls = self._calls[entry]  # including skipped calls
-        self._calls[entry] += 1
+        calls = self._calls.get(entry, 0)  # including skipped calls
+        self._calls[entry] = calls + 1
         # In each cell: the first call of a kind, then after 1, 2, 4, ... calls, at most MAX_COMPARE_GAP apart.
         if calls % MAX_COMPARE_GAP == 0 or calls & (calls - 1) == 0:
             _check_equal_values(entry, leaves)

@@ -4,6 +4,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -245,6 +246,11 @@ class ShardedStep:
         if value:
             self.checked = None
 
+    def request_check(self) -> None:
+        """Check the next call, as if the step had been made with `--check`."""
+        self.programs.request = replace(self.request, check=True)
+        self.check = True
+
     def settle(self) -> None:
         """Wait for running calls and read their metrics, so that later time is not counted as step time.
 
@@ -322,7 +328,10 @@ class ShardedStep:
     @property
     def last_profile(self) -> Profile | None:
         """Profile of recorded calls of the last kind; None without a recording."""
-        return self._profiled[1] if self._profiled and self._profiled[0] is self.programs.current else None
+        return self._profile_of(self.programs.current)
+
+    def _profile_of(self, entry: CompiledStep | None) -> Profile | None:
+        return self._profiled[1] if self._profiled and self._profiled[0] is entry else None
 
     @property
     def has_inputs(self) -> bool:
@@ -391,10 +400,9 @@ class ShardedStep:
 
     def restart(self) -> None:
         """Forget the calls so far and the settings of a trial; reports count from here. Compiled programs stay."""
-        self.check, self.reference, self.programs.traces, self.keep_arguments = False, None, None, False
+        self.check, self.reference, self.keep_arguments = False, None, False
         self._profiled = self.feed_waits = self.feed_ref = None
-        self.loops.restart()
-        self.programs.recompilations.clear()
+        self.programs.restart()
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """Return state with every array whole in one place, for evaluation or a checkpoint.
@@ -505,8 +513,7 @@ class ShardedStep:
             plan_call=self.programs.planned_for,
             clock=loop.clock,
             calls=loop.calls,
-            # A plan gets a report without the recordings of other programs.
-            profile=None if entry.compile_s is None else self.last_profile,
+            profile=self._profile_of(entry),
             metrics=None if monitor is None else monitor.run.metrics(),
             loss=None if monitor is None else monitor.loss_name or None,
             idle_samples={} if monitor is None else dict(monitor.idle_lines),
@@ -516,7 +523,7 @@ class ShardedStep:
             checkpoints=None if saves is None else saves.summary,
             checked=self.checked,
             alternatives=self.alternatives,
-            bytes_with_fix=self.bytes_with_fix,
+            bytes_with_fix=dict(self.bytes_with_fix),
             ended=self.ended,
             report_number=self.report_number,
             cell=self.cell,
@@ -616,8 +623,9 @@ class ShardedStep:
                 f"{name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"
             )
         if waiting_matchers:
-            feed, waits = match_feed(self, entry, flat_call.leaves) or (self.feed_ref, self.feed_waits)
-            self.feed_ref, self.feed_waits = feed, waits
+            matched = match_feed(self, entry, flat_call.leaves)
+            if matched is not None:
+                self.feed_ref, self.feed_waits = matched
         if entry is not self.programs.current:
             self.loops.discard_intervals()
         if self._hosts is not None:

@@ -145,6 +145,12 @@ class StepPrograms:
         """Number of calls so far, with all kinds of arguments together."""
         return self._forgotten + sum(entry.calls for entry in list(self.entries.values()))
 
+    def restart(self) -> None:
+        """Forget the calls so far and the shared traces. Compiled programs stay."""
+        self.traces = None
+        self.loops.restart()
+        self.recompilations.clear()
+
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledStep:
         """Trace, plan and compile for these arguments without running, and make the program the current one."""
         _, self.current = self.find(args, kwargs)

@@ -1,1 +1,1 @@
-"""Documents: what a view says, built once, and its forms as text, Markdown and HTML."""
+"""Documents: what a view says as data (`parts`), and its forms as text, Markdown and HTML."""
