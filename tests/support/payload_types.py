@@ -112,12 +112,19 @@ class Types:
             return
         form, what = of
         if form == "name" and what not in _PLAIN:
-            self.met.add(what)
-            yield from self.wrong(value, self.named[what], at)
+            lines = list(self.wrong(value, self.named[what], at))
+            if not lines:
+                self.met.add(what)
+            yield from lines
         elif form == "or":
-            attempts = [list(self.wrong(value, option, at)) for option in what]
-            if [] not in attempts:
-                yield from max(attempts, key=lambda lines: len(lines[0].partition(":")[0]))  # the one that fits longest
+            attempts = []
+            for option in what:
+                before, lines = set(self.met), list(self.wrong(value, option, at))
+                if not lines:
+                    return
+                self.met = before  # parts of an option that does not fit are not met
+                attempts.append(lines)
+            yield from max(attempts, key=lambda lines: len(lines[0].partition(":")[0]))  # the one that fits longest
         elif form == "array" and isinstance(value, list):
             for i, item in enumerate(value):
                 yield from self.wrong(item, what, f"{at}[{i}]")

@@ -8,10 +8,10 @@ from typing import Any
 from support.sample_collectives import GPT, GPT_COLLECTIVES, MIB
 from support.sample_leaves import gpt_leaves, mesh, of_role
 from support.sample_pipelines import measured
-from support.sample_reports import GIB, memory, wrong
+from support.sample_reports import GIB, attached, memory, wrong
 from support.sample_staged import STAGES, staged_leaves, staged_memory
 
-from jaxshard_magic.report import Check, Collective, Memory, Pipeline, Report, TimeSpread, Timing
+from jaxshard_magic.report import Check, Collective, Memory, Metrics, Pipeline, Report, TimeSpread, Timing
 from jaxshard_magic.report.comparison import Comparison, Trial
 
 LIMIT = 16128 * MIB  # of a TPU v5e: 15.75 GiB
@@ -232,6 +232,13 @@ def hostile() -> Comparison:
         ),
         (evil,),
     )
+
+
+def of_runs(*runs: Metrics | None) -> Comparison:
+    """Reports with the metrics of these runs."""
+    reports = [replace(attached(), metrics=each, number=3 + 2 * i) for i, each in enumerate(runs)]
+    trials = (Trial(r.strategy, dict(r.mesh.axes), {}, r.strategy, r, number=r.number) for r in reports)
+    return Comparison("train_step", tuple(trials))
 
 
 _MADE = (measured_trials, predicted, simulated, alone, none_ran, interrupted, one_too_big, many, hostile)

@@ -9,11 +9,12 @@ import pytest
 from support import sample_metrics
 from support.payload_types import Types
 from support.sample_choices import CHOICES
-from support.sample_comparisons import COMPARISONS
+from support.sample_comparisons import COMPARISONS, of_runs
 from support.sample_explorers import EXPLORERS
 from support.sample_pipelines import PIPELINES, reported
 from support.sample_reports import SAMPLES
 
+from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.choice.payload import packed_choice
 from jaxshard_magic.views.comparison.payload import packed_comparison
 from jaxshard_magic.views.explorer_payload import packed_explorer, state
@@ -24,11 +25,21 @@ from jaxshard_magic.views.training.payload import packed_training, update_payloa
 
 SCHEDULES = {name: PIPELINES[name] for name in ("measured", "one_f_one_b", "fused", "hostile")}
 RUNS = {"running": lambda: update_payload(1, sample_metrics.run().tails({}), "step 400 of 800", 0.5)}
+
+
+def two_runs() -> Comparison:
+    return of_runs(sample_metrics.metrics(), None, sample_metrics.metrics(300))
+
+
 PACKED = (
     ("Report", {**SAMPLES, "reported": reported}, packed_report),
     ("PipelineAlone", SCHEDULES, packed_pipeline),
     ("TrainingUpdate", RUNS, packed_training),
-    ("Comparison", COMPARISONS, packed_comparison),
+    (
+        "Comparison",
+        {**COMPARISONS, "of runs": lambda: of_runs(sample_metrics.metrics(), None, sample_metrics.metrics(300))},
+        packed_comparison,
+    ),
     ("Comparison", CHOICES, packed_choice),
     ("Explorer", EXPLORERS, packed_explorer),
     ("ExplorerState", EXPLORERS, lambda ex: compressed(state(ex))),

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from support.browsing import Stage, expect
+from support.sample_comparisons import of_runs
 from support.sample_metrics import metrics, run
 from support.sample_reports import attached
 
 from jaxshard_magic.notebook import training_view
 from jaxshard_magic.notebook.training_view import TrainingOutput
-from jaxshard_magic.report import Metrics
-from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.views import show as shows
 from jaxshard_magic.views.training import chart, payload
 
@@ -22,12 +21,6 @@ HOSTILE = "<script>alert('x')</script>\n\u202eacc"
 
 def trained(**how):
     return replace(attached(), metrics=metrics(**how))
-
-
-def compared(*runs: Metrics | None) -> Comparison:
-    reports = [replace(attached(), metrics=each, number=3 + 2 * i) for i, each in enumerate(runs)]
-    trials = (Trial(r.strategy, dict(r.mesh.axes), {}, r.strategy, r, number=r.number) for r in reports)
-    return Comparison("train_step", tuple(trials))
 
 
 def test_a_report_tells_its_metrics_as_text_and_html():
@@ -63,7 +56,7 @@ def test_a_loss_that_is_no_number_leaves_a_gap_and_is_told_by_its_step():
 
 
 def test_two_runs_lie_over_each_other_each_with_its_dash():
-    both = compared(metrics(), metrics(300), None)
+    both = of_runs(metrics(), metrics(300), None)
     html, text = both.to_html(), both.to_text(100)
     section = html[html.index("<b>Curves</b>") :].partition("</details>")[0]
     assert "fsdp+tp #3" in section and "fsdp+tp #5" in section and "fsdp+tp #7" not in section
@@ -71,7 +64,7 @@ def test_two_runs_lie_over_each_other_each_with_its_dash():
     lines = re.findall(r'<path d="M[^"]*" fill="none" stroke="currentColor"[^>]*>', drawing.partition("</svg>")[0])
     assert ["stroke-dasharray" in line for line in lines] == [False, True]
     assert re.search(r"Curves\n  loss +first +last  over the steps\n  fsdp\+tp #3 +10 +0\.025  [▁-█]", text)
-    assert "Curves" not in compared(metrics(), None).to_html() + compared(metrics(), None).to_text()
+    assert "Curves" not in of_runs(metrics(), None).to_html() + of_runs(metrics(), None).to_text()
 
 
 def test_a_chart_is_small_however_long_the_run():
@@ -195,13 +188,13 @@ def test_a_report_has_a_tab_for_its_training(show: Stage):
 
 
 def test_the_widget_of_a_comparison_draws_two_runs_over_each_other(show: Stage):
-    shown = show(compared(metrics(), metrics(300), None))
+    shown = show(of_runs(metrics(), metrics(300), None))
     part = shown.root.get_by_role("region", name="Curves")
     expect(part.locator(".jsm-curve-legend")).to_contain_text("fsdp+tp #5")
     lines = part.locator("figure").first.locator(".jsm-curve-mean")
     assert [line.get_attribute("stroke-dasharray") for line in lines.all()] == [None, "5 3"]
     assert shown.violations(part) == [] and shown.overflowing() == []
-    assert show(compared(metrics(), None)).root.get_by_role("region", name="Curves").count() == 0
+    assert show(of_runs(metrics(), None)).root.get_by_role("region", name="Curves").count() == 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
