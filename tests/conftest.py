@@ -126,6 +126,7 @@ NO_JAX = (
     "views/test_html.py",
     "views/test_hues.py",
     "views/test_leaves.py",
+    "views/test_markdown.py",
     "views/test_measured_views.py",
     "views/test_one_number.py",
     "views/test_payload*.py",

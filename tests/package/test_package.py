@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import conftest
 import jax
 import jax.numpy as jnp
 import pytest
@@ -141,3 +142,8 @@ def test_every_benchmark_is_described():
     text = (ROOT / "benchmarks/README.md").read_text()
     for path in (ROOT / "benchmarks").glob("bench_*.py"):
         assert path.name in text
+
+
+@pytest.mark.parametrize("pattern", [*conftest.HEAVIEST, *conftest.NO_JAX])
+def test_a_file_of_tests_that_is_ordered_or_marked_exists(pattern):
+    assert any((ROOT / "tests").glob(pattern))

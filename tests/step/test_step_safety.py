@@ -182,7 +182,6 @@ def test_threads_may_call_one_step():
     assert not errors and step.calls == 80 and len(step.programs.entries) == 2
 
 
-@pytest.mark.ci
 def test_another_mesh_that_the_user_has_set_is_left_alone():
     other = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
     step = shard(jax.jit(descend))

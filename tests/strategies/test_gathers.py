@@ -160,7 +160,7 @@ def test_groups_of_far_and_of_near_devices():
     ("mesh", "steps"),
     [
         # a line of the cube, then a plane
-        pytest.param("v5p:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.ci),
+        ("v5p:4x4x4 data=64", [(4, 1), (16, 4)]),
         pytest.param("v4:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.full),
         pytest.param("v5p:8x8x8 data=512", [(8, 1), (64, 8)], marks=pytest.mark.ci),
         ("v5p:4x4x4 data=16 model=4", [(16, 1)]),

@@ -188,14 +188,17 @@ export class Scatter {
   #at(i) {
     const { x, y } = this.#plan;
     const { seconds, peak } = this.#data.trials[i];
-    return { x: x(seconds ?? 0), y: y(peak ?? 0) };
+    return { x: x(/** @type {number} */ (seconds)), y: y(/** @type {number} */ (peak)) };
   }
 
   draw() {
     this.#plan = plan(this.#trials, this.#data.limit, Math.floor(this.element.clientWidth));
     for (const { i } of this.#trials) {
       const { x, y } = this.#at(i);
-      Object.assign(this.#points.get(i)?.style ?? {}, { left: `${x - HIT / 2}px`, top: `${y - HIT / 2}px` });
+      Object.assign(/** @type {HTMLElement} */ (this.#points.get(i)).style, {
+        left: `${x - HIT / 2}px`,
+        top: `${y - HIT / 2}px`,
+      });
     }
     this.#tip.hide();
     this.mark();

@@ -66,7 +66,7 @@ function view(data, trial, context, compile, picture) {
   /** @type {number | undefined} */
   let leaf; // the one on show: once it is found it stays, whatever the edits make of the others
   /** @param {Cut | null} cut */
-  const edit = (cut) => trial.set({ wishes: wished(data.leaves, trial.wishes, leaf ?? 0, cut) });
+  const edit = (cut) => trial.set({ wishes: wished(data.leaves, trial.wishes, /** @type {number} */ (leaf), cut) });
   const parts = {
     mesh: meshRow(trial, status.say),
     strategy: strategyRow(data, trial, context.model.get("_alone")),

@@ -73,7 +73,7 @@ export function out(data, trial, { model, el }, compile, status) {
     );
 
   async function written() {
-    const cell = work.cell ?? "";
+    const cell = /** @type {string} */ (work.cell); // the button is there only with one
     if (insert?.(cell)) return say(WRITTEN);
     try {
       await navigator.clipboard.writeText(cell);

@@ -21,7 +21,9 @@ export const mark = (given) =>
 function drawing(given) {
   if (given.kind === "range") return range(given);
   if (given.kind === "share") return share(given);
-  return given.kind === "axes" ? axes(given) : limit(given);
+  if (given.kind === "axes") return axes(given);
+  if (given.kind === "limit") return limit(given);
+  throw new Error(`no drawing of ${/** @type {never} */ (given)}`);
 }
 
 /** @param {number} x */

@@ -140,7 +140,7 @@ window.onerror = null; // of a browser that can't read this; from here on what f
 if (parent !== window) inFrame();
 try {
   const place = /** @type {Element} */ (document.querySelector(".jsm-views"));
-  await show(place, JSON.parse(document.getElementById("jsm-page")?.textContent ?? ""));
+  await show(place, JSON.parse(/** @type {Element} */ (document.getElementById("jsm-page")).textContent));
 } catch (error) {
   document.documentElement.className = "";
   console.error(error);

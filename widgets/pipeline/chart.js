@@ -42,7 +42,7 @@ export function chart(choices, choice) {
   const marks = Array.from({ length: Math.round(end / step) + 1 }, (_, i) => i * step);
   const path = (/** @type {Point[]} */ points) =>
     points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
-  const chosen = choices.row(choice)?.bubble ?? 0;
+  const chosen = /** @type {{ bubble: number }} */ (choices.row(choice)).bubble;
   return s(
     "svg",
     { width: WIDTH, height, role: "img", "aria-label": told(curves) },

@@ -98,7 +98,12 @@ async function pixels(svg) {
       canvas.width,
       canvas.height,
     );
-    return await new Promise((resolve) => canvas.toBlob((blob) => resolve(/** @type {Blob} */ (blob)), "image/png"));
+    return await new Promise((resolve, reject) => {
+      // A browser gives none for a canvas that is larger than it can encode.
+      const take = (/** @type {Blob | null} */ blob) =>
+        blob ? resolve(blob) : reject(new Error("it is too large for a PNG"));
+      canvas.toBlob(take, "image/png");
+    });
   } finally {
     URL.revokeObjectURL(url);
   }
