@@ -19,6 +19,7 @@ from support.per_device import (
     WIDTH,
     data,
     first,
+    halves_on_model,
     linen_state,
     linen_step,
     mean_loss,
@@ -128,25 +129,11 @@ def test_two_axes_of_the_mesh_go_by_their_names():
 
 @pytest.mark.ci
 def test_a_second_axis_that_divides_no_examples_takes_part():
-    """Each device of `model` makes half of the hidden layer; the batch is divided over `data` alone."""
-
-    def by_hand(state, batch):
-        def loss(params):
-            i = lax.axis_index("model")
-            cut = partial(lax.dynamic_slice_in_dim, start_index=i * HIDDEN // 2, slice_size=HIDDEN // 2)
-            hidden = jnp.tanh(batch["x"] @ cut(params["in"], axis=1))
-            out = lax.psum(hidden @ cut(params["out"], axis=0), "model")
-            return jnp.mean((out - batch["y"]) ** 2)
-
-        value, grads = jax.value_and_grad(loss)(state["params"])
-        grads = jax.tree.map(lambda g: lax.psum(g, "model") / 2, grads)  # each psum's transpose sums again
-        return updated(state, lax.pmean(grads, "data")), lax.pmean(value, "data")
-
     def plain(state, batch):
         value, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
         return updated(state, grads), value
 
-    same(three(shard(by_hand, "data=4 model=2"), *whole()), three(plain, *whole()), 2e-4)
+    same(three(shard(halves_on_model, "data=4 model=2"), *whole()), three(plain, *whole()), 2e-4)
 
 
 @pytest.mark.ci

@@ -18,6 +18,7 @@ from support.per_device import (
     WIDTH,
     data,
     first,
+    halves_on_model,
     linen_loss,
     linen_state,
     linen_step,
@@ -233,22 +234,8 @@ def test_a_loss_that_is_reduced_inside_the_gradient_has_pmap_s_numbers(options):
 @pytest.mark.ci
 @pytest.mark.parametrize("options", [{"microbatches": 4}, {"remat": "2"}], ids=str)
 def test_a_second_axis_inside_the_loss_takes_part(options):
-    """Each device of `model` makes half of the hidden layer; the batch is divided over `data` alone."""
-
-    def by_hand(state, batch):
-        def loss(params):
-            i = lax.axis_index("model")
-            cut = partial(lax.dynamic_slice_in_dim, start_index=i * HIDDEN // 2, slice_size=HIDDEN // 2)
-            hidden = jnp.tanh(batch["x"] @ cut(params["in"], axis=1))
-            out = lax.psum(hidden @ cut(params["out"], axis=0), "model")
-            return jnp.mean((out - batch["y"]) ** 2)
-
-        value, grads = jax.value_and_grad(loss)(state["params"])
-        grads = jax.tree.map(lambda g: lax.psum(g, "model") / 2, grads)  # each psum's transpose sums again
-        return updated(state, lax.pmean(grads, "data")), lax.pmean(value, "data")
-
     mesh = "data=4 model=2"
-    same(three(shard(by_hand, mesh, **options), *whole()), three(shard(by_hand, mesh), *whole()))
+    same(three(shard(halves_on_model, mesh, **options), *whole()), three(shard(halves_on_model, mesh), *whole()))
 
 
 @pytest.mark.ci

@@ -1,5 +1,7 @@
 """A train step written for one device of many, its arguments with and without a device axis, and runs to compare."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,3 +135,18 @@ def refused(fun, *args, mesh="data=8", **options):
         shard(fun, mesh, **options).prepare(*args)
     assert "\n" not in str(error.value)
     return error.value
+
+
+def halves_on_model(state, batch):
+    """Each device of `model` makes half of the hidden layer; the batch is divided over `data` alone."""
+
+    def loss(params):
+        i = lax.axis_index("model")
+        cut = partial(lax.dynamic_slice_in_dim, start_index=i * HIDDEN // 2, slice_size=HIDDEN // 2)
+        hidden = jnp.tanh(batch["x"] @ cut(params["in"], axis=1))
+        out = lax.psum(hidden @ cut(params["out"], axis=0), "model")
+        return jnp.mean((out - batch["y"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(state["params"])
+    grads = jax.tree.map(lambda g: lax.psum(g, "model") / 2, grads)  # each psum's transpose sums again
+    return updated(state, lax.pmean(grads, "data")), lax.pmean(value, "data")
