@@ -151,8 +151,10 @@ class ReportFile(Format):
         (folder / "report.json").write_text(REPORT)
 
     def read(self, folder: Path, say: Say) -> None:
+        # Its text is read by the user: only that of a file which can be read into memory reaches the package.
         path = folder / "report.json"
-        text = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
+        readable = path.is_file() and not path.is_symlink() and path.stat().st_size <= MEMORY
+        text = path.read_text(errors="replace") if readable else ""
         Report.from_json(text)
 
 
