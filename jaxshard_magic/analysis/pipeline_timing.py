@@ -57,7 +57,7 @@ LOW, BEST, HIGH = (
 )
 
 
-def roofline_costs(
+def _roofline_costs(
     pipeline: PipelineExecutor,
     chip: Chip,
     target: Target | None,
@@ -98,14 +98,14 @@ def with_start(seconds: Sequence[float]) -> list[float]:
     return [each + START for each in seconds]
 
 
-def flops_costs(pipeline: PipelineExecutor) -> Costs:
+def _flops_costs(pipeline: PipelineExecutor) -> Costs:
     """Return each stage's FLOPs of one microbatch, in units of the mean forward pass."""
     passes = [[flops(works) for works in products_by_pass(pipeline, s).values()] for s in range(len(pipeline.stages))]
     mean = fmean(forward for forward, _, _ in passes) or 1.0
     return Costs(*([count / mean for count in each] for each in zip(*passes, strict=True)))
 
 
-def update_seconds(pipeline: PipelineExecutor, chip: Chip, leaves: Sequence[Leaf]) -> float:
+def _update_seconds(pipeline: PipelineExecutor, chip: Chip, leaves: Sequence[Leaf]) -> float:
     """Return the seconds of the update on the slowest rank.
 
     Parameters and optimizer state are read and written once, and gradients are read.
@@ -123,7 +123,7 @@ def update_seconds(pipeline: PipelineExecutor, chip: Chip, leaves: Sequence[Leaf
     return max(moved) / chip.hbm_bandwidth
 
 
-def outside_seconds(
+def _outside_seconds(
     pipeline: PipelineExecutor, chip: Chip, target: Target | None, said: Mapping[ProgramKey, ProgramTraffic]
 ) -> float | None:
     """Return the seconds of collectives before the first and after the last action; None where a figure is unknown.
@@ -260,9 +260,9 @@ def time_pipeline(
     seconds: Sequence[float | None] = (None, None, None)
     if chip is not None:
         guesses = LOW, BEST, HIGH
-        all_costs = [roofline_costs(pipeline, chip, target, staged.traffic, guess) for guess in guesses]
-        update = update_seconds(pipeline, chip, leaves)
-        around = outside_seconds(pipeline, chip, target, staged.traffic)
+        all_costs = [_roofline_costs(pipeline, chip, target, staged.traffic, guess) for guess in guesses]
+        update = _update_seconds(pipeline, chip, leaves)
+        around = _outside_seconds(pipeline, chip, target, staged.traffic)
         costs = all_costs[1]
         seconds = tuple(
             sum_known([its and simulate(schedule, its).makespan, update, around and guess.link_factor * around])
@@ -271,7 +271,7 @@ def time_pipeline(
     run = recorded or pipeline.median_run
 
     def predicted() -> Pipeline:
-        return timeline(schedule, costs or flops_costs(pipeline), "" if costs is None else "s")
+        return timeline(schedule, costs or _flops_costs(pipeline), "" if costs is None else "s")
 
     def cached(how: str, key: PipelineRun | Costs | None, made: Callable[[], Pipeline]) -> Pipeline:
         # Simulating all alternatives takes about half a second: kept until the costs change.

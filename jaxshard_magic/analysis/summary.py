@@ -63,8 +63,6 @@ from .program_texts import home_files
 from .roofline import Roofline, roofline, timing, with_schedule, with_times
 from .sources import SourceText, distinct_names, sources
 
-_refusals: "WeakKeyDictionary[CompiledStep, dict[str, str | None]]" = WeakKeyDictionary()
-
 
 @dataclass(frozen=True)
 class StepRun:
@@ -150,7 +148,7 @@ def summarize(step: StepRun, entry: CompiledStep) -> Report:
         low, best, high = pipeline.seconds
         times = replace(times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high)
     spent = _time_breakdown(step, entry, reading, collectives, chip, attached)
-    loop, experts = loop_facts(step, times), experts_of(entry)
+    loop, experts = _loop_facts(step, times), _experts_of(entry)
     report = Report(
         name=step.name,
         strategy=step.request.strategy,
@@ -162,8 +160,8 @@ def summarize(step: StepRun, entry: CompiledStep) -> Report:
         timing=times,
         advice=by_level(
             (
-                *step_advice(step, entry, reading, memory, collectives or (), roof, spent, loop, experts),
-                *schedule_advice(step, entry, reading, pipeline, chip),
+                *_step_advice(step, entry, reading, memory, collectives or (), roof, spent, loop, experts),
+                *_schedule_advice(step, entry, reading, pipeline, chip),
             )
         ),
         alternatives=step.alternatives,
@@ -175,7 +173,7 @@ def summarize(step: StepRun, entry: CompiledStep) -> Report:
         number=step.report_number,
         checkpoints=step.checkpoints,
         experts=experts,
-        positions=positions_of(entry),
+        positions=_positions_of(entry),
     )
     return _named(report, step, entry, reading.text)
 
@@ -225,13 +223,12 @@ def _chip(step: StepRun, mesh: MeshInfo) -> tuple[Chip | None, bool]:
 
 def _named(report: Report, step: StepRun, entry: CompiledStep, text: SourceText) -> Report:
     """Return the report with the reader's names of files, and with the source text of its lines."""
-
     lines: dict[str, set[int]] = {}
     memory, collectives = report.memory, report.collectives or ()
     live = [memory.live] if memory and memory.live else []
     spent = report.measured.lines if report.measured else ()
     with_calls = (*collectives, *((memory and memory.buffers) or ()), *live, *spent)
-    for part in (*with_calls, *parts_with_lines(report)):
+    for part in (*with_calls, *_parts_with_lines(report)):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
     home = home_files(entry)
@@ -243,7 +240,7 @@ def _named(report: Report, step: StepRun, entry: CompiledStep, text: SourceText)
         file, typed = step.cell
         shown = tuple(_as_typed(s, typed) if s.name == names.get(file) else s for s in shown)
     return replace(
-        with_names(report, name_of),
+        _with_names(report, name_of),
         collectives=None if report.collectives is None else tuple(with_file_names(c, name_of) for c in collectives),
         memory=memory and rename_files(memory, name_of),
         measured=report.measured and replace(report.measured, lines=tuple(with_file_names(s, name_of) for s in spent)),
@@ -268,7 +265,7 @@ def _loop_timing(step: StepRun, entry: CompiledStep) -> Timing:
     return Timing(entry.compile_s, calls, pace.calls, spread, others=others, **how)
 
 
-def experts_of(entry: CompiledStep) -> tuple[Experts, ...]:
+def _experts_of(entry: CompiledStep) -> tuple[Experts, ...]:
     """Return the sharded experts of a compiled program; files carry the names used by Python."""
     counted, real = entry.expert_rows or {}, entry.example_mask
     # Rows that pad the batch have no tokens to count.
@@ -300,7 +297,7 @@ def _loads(route: RoutedLayer, share: Fraction, counted: ExpertRowCounts | None)
         yield replace(load, chosen=chosen, kept=kept, most=None if mask is None else most)
 
 
-def positions_of(entry: CompiledStep) -> tuple[Positions, ...]:
+def _positions_of(entry: CompiledStep) -> tuple[Positions, ...]:
     """Return the sharded sequence positions of a compiled program; files carry the names used by Python."""
     attention = entry.plan.attention
     if attention is None:
@@ -313,13 +310,13 @@ def positions_of(entry: CompiledStep) -> tuple[Positions, ...]:
     return tuple(map(told, entry.plan.positions))
 
 
-def parts_with_lines(report: Report) -> Iterator[ExpertLoad | Ring]:
+def _parts_with_lines(report: Report) -> Iterator[ExpertLoad | Ring]:
     """Yield the parts of a report with a source line: layers of experts, and rings."""
     yield from (load for experts in report.experts for load in experts.layers)
     yield from (ring for positions in report.positions for ring in positions.rings)
 
 
-def with_names(report: Report, name: Callable[[str], str]) -> Report:
+def _with_names(report: Report, name: Callable[[str], str]) -> Report:
     """Return the report with the files of expert layers and rings renamed for the reader.
 
     Args:
@@ -335,7 +332,7 @@ def with_names(report: Report, name: Callable[[str], str]) -> Report:
     return replace(report, experts=tuple(experts), positions=tuple(positions))
 
 
-def step_advice(
+def _step_advice(
     step: StepRun,
     entry: CompiledStep,
     reading: ProgramReading,
@@ -396,6 +393,9 @@ def step_advice(
     yield from advise(case)
 
 
+_refusals: "WeakKeyDictionary[CompiledStep, dict[str, str | None]]" = WeakKeyDictionary()
+
+
 def _refusal(step: StepRun, entry: CompiledStep, line: str) -> str | None:
     """Return the reason against a step under the options of `line`; None if the step can be planned and trains on the
     same loss.
@@ -413,7 +413,7 @@ def _refusal(step: StepRun, entry: CompiledStep, line: str) -> str | None:
     return reasons.get(line)
 
 
-def loop_facts(step: StepRun, times: Timing) -> TrainingLoop:
+def _loop_facts(step: StepRun, times: Timing) -> TrainingLoop:
     """Return the facts known about the loop around the step.
 
     Args:
@@ -435,7 +435,7 @@ def loop_facts(step: StepRun, times: Timing) -> TrainingLoop:
     )
 
 
-def schedule_advice(
+def _schedule_advice(
     step: StepRun, entry: CompiledStep, reading: ProgramReading, pipeline: PipelineTiming | None, chip: Chip | None
 ) -> list[Advice]:
     """Return the advice on a pipeline's schedule; empty for a step without a pipeline.

@@ -38,9 +38,59 @@ from .folder import (
 from .reader import STATE, CheckpointReader, import_orbax, without_empty_arrays
 
 WHY_S = 10.0  # seconds to wait for the error of a host that failed
-LEAVES_S = 60.0  # seconds for the last save of a stopped loop
+LAST_SAVE_S = 60.0  # seconds for the last save of a stopped loop
+CANCEL_S = 10.0  # seconds for Orbax's threads to end after `cancel`
+
 _holding: "WeakValueDictionary[str, CheckpointStore]" = WeakValueDictionary()  # stores of this process, by folder
-LEAVE_S = 10.0  # seconds for Orbax's threads to end after `cancel`
+
+
+class _PendingSave:
+    """Save in progress.
+
+    Args:
+        manager: Orbax's manager, which is writing from now on.
+        passage: Barriers of the hosts during the save; None with one process.
+        then: Called once Orbax has written; a part of the save.
+    """
+
+    def __init__(self, manager: Any, passage: NamedBarriers | None, then: Callable[[], object]):
+        self._manager, self._passage, self._then = manager, passage, then
+        self._error: BaseException | None = None
+        # `Thread.join` would not do: in Python 3.11 an interrupted join marks the running thread as ended.
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True).start()
+
+    def is_over(self, seconds: float | None) -> bool:
+        """Return whether the save ends within `seconds`, written or failed; None for no limit."""
+        return self._over.wait(seconds)
+
+    def wait(self) -> None:
+        """Wait until the save is written. An interrupt ends the wait, not the save.
+
+        Raises the save's own error, and ProcessFailed if another host's part failed.
+        """
+        while not self.is_over(None if self._passage is None else LOOK_S):
+            if self._passage is not None:
+                self._passage.raise_if_failed()
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> bool:
+        """Cancel a save that has failed here or on another host. Return whether Orbax's threads end within 10 s."""
+        if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
+            # Orbax's threads would wait 600 s for files of host 0 that never come.
+            cancel.cancel()
+        return self.is_over(CANCEL_S)
+
+    def _run(self) -> None:
+        """Wait for Orbax and call `then`; keep an error for `wait`."""
+        try:
+            self._manager.wait_until_finished()
+            self._then()
+        except BaseException as error:  # raised by `wait`
+            self._error = error
+        finally:
+            self._over.set()
 
 
 class CheckpointStore(CheckpointReader, TemporaryChange):
@@ -63,7 +113,7 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
         self._manager: Any = None
         self._lock = FolderLock(self.folder)
         self._under_way: int | None = None  # number of the save in progress
-        self._writing: PendingSave | None = None  # the same save; None until Orbax has begun to write it
+        self._writing: _PendingSave | None = None  # the same save; None until Orbax has begun to write it
         self._shared = False
         self._passage: NamedBarriers | None = None  # barriers of the manager, on several hosts
         self._closing = self._given_up = False
@@ -231,10 +281,10 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
             )
             raise ShardError(f"{self.folder}: {what} into it; name another folder")
         self._given_up = True
-        if not self._close_later().wait(LEAVES_S):
+        if not self._close_later().wait(LAST_SAVE_S):
             raise ShardError(
-                f"{self.folder}: what was saved last is still being written, after {LEAVES_S:g} s: try again, or name "
-                "another folder"
+                f"{self.folder}: what was saved last is still being written, after {LAST_SAVE_S:g} s: try again, or "
+                "name another folder"
             )
 
     def _close_later(self) -> threading.Event:
@@ -260,10 +310,12 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
                 self._lock.release()
                 closed.set()
 
-    def _saving(self, manager: Any, step: int) -> "PendingSave":
+    def _saving(self, manager: Any, step: int) -> _PendingSave:
         """Return the save that a manager is writing; on host 0 the checksums of its files are a part of it."""
         first = jax.process_index() == 0
-        return PendingSave(manager, self._passage, partial(_sum_up, self.folder / str(step)) if first else lambda: None)
+        return _PendingSave(
+            manager, self._passage, partial(_sum_up, self.folder / str(step)) if first else lambda: None
+        )
 
     def _open_manager(self) -> Any:
         """Return Orbax's manager for the folder, created at the first save."""
@@ -327,7 +379,7 @@ class CheckpointStore(CheckpointReader, TemporaryChange):
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _end_failed_save(self, step: int, error: Exception, writing: "PendingSave | None" = None) -> ShardError:
+    def _end_failed_save(self, step: int, error: Exception, writing: _PendingSave | None = None) -> ShardError:
         """End a failed save, and return its error, with the same text on all hosts."""
         own = _own(error)
         if self._passage is None:
@@ -381,55 +433,6 @@ def _sum_up(checkpoint: Path) -> None:
     # After an interrupt as the save began, nothing may have been written.
     if checkpoint.is_dir():
         checksums.write(checkpoint)
-
-
-class PendingSave:
-    """Save in progress.
-
-    Args:
-        manager: Orbax's manager, which is writing from now on.
-        passage: Barriers of the hosts during the save; None with one process.
-        then: Called once Orbax has written; a part of the save.
-    """
-
-    def __init__(self, manager: Any, passage: NamedBarriers | None, then: Callable[[], object]):
-        self._manager, self._passage, self._then = manager, passage, then
-        self._error: BaseException | None = None
-        # `Thread.join` would not do: in Python 3.11 an interrupted join marks the running thread as ended.
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True).start()
-
-    def is_over(self, seconds: float | None) -> bool:
-        """Return whether the save ends within `seconds`, written or failed; None for no limit."""
-        return self._over.wait(seconds)
-
-    def wait(self) -> None:
-        """Wait until the save is written. An interrupt ends the wait, not the save.
-
-        Raises the save's own error, and ProcessFailed if another host's part failed.
-        """
-        while not self.is_over(None if self._passage is None else LOOK_S):
-            if self._passage is not None:
-                self._passage.raise_if_failed()
-        if self._error is not None:
-            raise self._error
-
-    def cancel(self) -> bool:
-        """Cancel a save that has failed here or on another host. Return whether Orbax's threads end within 10 s."""
-        if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
-            # Orbax's threads would wait 600 s for files of host 0 that never come.
-            cancel.cancel()
-        return self.is_over(LEAVE_S)
-
-    def _run(self) -> None:
-        """Wait for Orbax and call `then`; keep an error for `wait`."""
-        try:
-            self._manager.wait_until_finished()
-            self._then()
-        except BaseException as error:  # raised by `wait`
-            self._error = error
-        finally:
-            self._over.set()
 
 
 def list_checkpoints(store: CheckpointStore) -> list[str]:

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
+from ..compilation.compiled_step import CompiledStep
 from ..compilation.planned_call import mesh_context
 from ..compilation.target_compile import canonical_source_files, compile_lowered_for_target
 from ..compiler_log import capture_messages
@@ -36,7 +37,6 @@ from .microbatch_edits import drop_axes, microbatch_edits
 from .remat import remat_edits
 
 if TYPE_CHECKING:
-    from ..compilation.compiled_step import CompiledStep
     from ..step import ShardedStep
 
 CollectiveCounts = Counter[tuple[str, tuple[str, ...] | None, int]]  # count by (kind, mesh axes, bytes)
@@ -226,7 +226,7 @@ def _compiled(step: "ShardedStep") -> Any:
             return lowered.compile()
 
 
-def _out_shardings(entry: "CompiledStep", call: FlatCall) -> list[NamedSharding]:
+def _out_shardings(entry: CompiledStep, call: FlatCall) -> list[NamedSharding]:
     """Return the shardings of the user's results.
 
     A step with a rewritten gradient returns all differentiated NNX objects, the user's own step only the changed

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from ..compilation.compiled_step import CompiledStep
 from ..errors import ShardError
+from ..program.flatten_call import FlatCall
 from ..program.per_device import PerDeviceTrace
 from ..program.trace import Traced, path_name
 from ..strategies.layout import from_partition_spec
@@ -24,11 +26,6 @@ from . import step_functions, wrappers
 from .cells import UserStatement, imported_names
 from .constraints import spec_text
 from .edits import Edit, statement_text
-
-if TYPE_CHECKING:
-    from ..compilation.compiled_step import CompiledStep
-    from ..program.flatten_call import FlatCall
-
 
 WIDTH = 100  # columns
 _CALLING = (
@@ -263,7 +260,7 @@ class GeneratedProgram:
         return _PROSE_OR_NAME.sub(one, text)
 
 
-def program_axes(entry: "CompiledStep") -> dict[str, str]:
+def program_axes(entry: CompiledStep) -> dict[str, str]:
     """Return the program's names of the mesh axes. A step written for one device uses the names in its collectives."""
     names = {axis: axis for axis in entry.plan.mesh.axis_names}
     if isinstance(entry.traced, PerDeviceTrace):
@@ -276,7 +273,7 @@ def rename_axes(spec: PartitionSpec, names: Mapping[str, str]) -> PartitionSpec:
     return PartitionSpec(*(tuple(names[a] for a in e) if isinstance(e, tuple) else e and names[e] for e in spec))
 
 
-def specs_of(entry: "CompiledStep") -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+def specs_of(entry: CompiledStep) -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
     """Return the specs of arguments and of results by path, under the program's names of the mesh axes.
 
     Arrays in the closure of the step are in neither.
@@ -290,7 +287,7 @@ def specs_of(entry: "CompiledStep") -> tuple[dict[str, PartitionSpec], dict[str,
     return {path_name(p): s for p, s in inputs}, results
 
 
-def donated_of(entry: "CompiledStep") -> tuple[str, ...]:
+def donated_of(entry: CompiledStep) -> tuple[str, ...]:
     """Return the arguments with all arrays donated, scalars aside. Empty for a step written for one device."""
     n, found = len(entry.traced.consts), dict[str, bool]()
     if isinstance(entry.traced, PerDeviceTrace):
@@ -303,7 +300,7 @@ def donated_of(entry: "CompiledStep") -> tuple[str, ...]:
 
 
 def wrapper_of(
-    call: "FlatCall", traced: Traced, *, donates: bool = False, hosts: int = 1
+    call: FlatCall, traced: Traced, *, donates: bool = False, hosts: int = 1
 ) -> tuple[Callable[..., Any], ...]:
     """Return the functions of `wrappers` needed to call a step.
 

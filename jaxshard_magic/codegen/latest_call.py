@@ -7,20 +7,20 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..compilation.compiled_step import CompiledStep
+from ..compilation.planned_call import PlannedCall
 from ..errors import ShardError
 from ..program.flatten_call import FlatCall
 from ..temporary import ChangeGroup, Replaced, attribute, function_code
 
 if TYPE_CHECKING:
-    from ..compilation.compiled_step import CompiledStep
-    from ..compilation.planned_call import PlannedCall
     from ..step import ShardedStep
 
 
 _Names = dict[str, list[types.CodeType]]  # code objects of a file by qualified name, in the order of the file
 
 
-def last_call(step: "ShardedStep") -> tuple["CompiledStep", FlatCall]:
+def last_call(step: "ShardedStep") -> tuple[CompiledStep, FlatCall]:
     """Return the compiled program of the step's last call, and the call with its arrays as shapes.
 
     Raises:
@@ -34,7 +34,7 @@ def last_call(step: "ShardedStep") -> tuple["CompiledStep", FlatCall]:
 
 def plan_with_code(
     step: "ShardedStep", trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[str, Any]
-) -> "PlannedCall":
+) -> PlannedCall:
     """Plan the last call again while the user's functions run other code.
 
     Args:

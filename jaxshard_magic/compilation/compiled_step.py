@@ -18,7 +18,6 @@ from ..plan import Plan
 from ..program import jax_settings
 from ..program.batching.padding import pad_with_last_row
 from ..program.flatten_call import FlatCall, ResultStructure
-from ..program.roles import OPTIMIZER, PARAMS
 from ..program.routing import RoutedLayer
 from ..program.trace import Traced, path_name
 from ..temporary import run_in_context
@@ -302,26 +301,3 @@ def type_key(x: Any) -> tuple[Any, ...]:
     if not isinstance(x, jax.Array) and not hasattr(x, "weak_type"):
         x = jax.typeof(x)
     return x.shape, x.dtype, getattr(x, "weak_type", False)
-
-
-@dataclass(frozen=True)
-class StepSignature:
-    """Signature of a step.
-
-    Attributes:
-        state: Path, shape and dtype of each parameter and optimizer array.
-        examples: Batch size; None without a batch.
-    """
-
-    state: frozenset[tuple[str, tuple[int, ...], Any]]
-    examples: int | None
-
-    def batch_size_of(self, later: CompiledStep) -> int | None:
-        """Return the batch size if `later` runs the same step, with a model of the same parameters; else None."""
-        return self.examples if self.state and self.state == step_signature(later).state else None
-
-
-def step_signature(entry: CompiledStep) -> StepSignature:
-    """Return the signature of a program's calls."""
-    state = ((x.path, x.shape, x.dtype) for x in entry.plan.leaves if x.role in (PARAMS, OPTIMIZER))
-    return StepSignature(frozenset(state), entry.examples)

@@ -105,7 +105,6 @@ def compile_step(
         and not donated
         and _accept_any_leaves(flat_call.treedef, result.treedef)
     )
-    lowered = _lower_pytrees if whole else _lower_flat
     calls_host = target is None and has_raising_callbacks(traced.closed)
     callbacks = Callbacks(_donation_note(traced, donated)) if calls_host and mesh.size > 1 else None
     failed, planned_only = None, list[CompiledStep]()
@@ -123,7 +122,10 @@ def compile_step(
     ):
         # Lowering creates many objects at once, and Python's garbage collector would walk all of them again and again.
         with gc_paused():
-            lowering = lowered(flat_call, result, plan, donated, constants, avals, shardings, outs, callbacks)
+            if whole:
+                lowering = _lower_pytrees(flat_call, result, plan, constants, avals, shardings, outs, callbacks)
+            else:
+                lowering = _lower_flat(flat_call, plan, donated, constants, avals, shardings, outs, callbacks)
         if target is None:
             with beside(), capture_messages() as log:
                 compiled = compile_in_thread(lowering)
@@ -286,7 +288,7 @@ def _accept_any_leaves(*trees: Any) -> bool:
     return True
 
 
-def _lower_pytrees(flat_call, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
+def _lower_pytrees(flat_call, result, plan, constants, avals, shardings, outs, callbacks) -> Any:
     """Lower a program that takes and returns the user's own pytrees, flattened in C++ by the compiled program."""
 
     def program(consts, args, kwargs):
@@ -303,7 +305,7 @@ def _lower_pytrees(flat_call, result, plan, donated, constants, avals, shardings
     return jitted.lower(constants, *flat_call.treedef.unflatten(avals))
 
 
-def _lower_flat(flat_call, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
+def _lower_flat(flat_call, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
     """Lower a program that takes flat inputs, with the donated inputs in an argument of their own."""
     n = len(constants)
     kept_positions = [i for i in range(len(avals)) if i not in donated]

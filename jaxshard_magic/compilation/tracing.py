@@ -258,12 +258,12 @@ def with_batched_experts(flat_call: FlatCall, request: Request, call: TracedCall
         return call
     known, key = call.traced.cache, ("experts side by side", request.mesh)
     if key not in known:
-        known[key] = _batch_experts(flat_call, request, call)
+        known[key] = _batch_experts(flat_call, call)
     batched: TracedCall = known[key]
     return batched if _needs_captures(request) else replace(batched, captured=None)
 
 
-def _batch_experts(flat_call: FlatCall, request: Request, call: TracedCall) -> TracedCall:
+def _batch_experts(flat_call: FlatCall, call: TracedCall) -> TracedCall:
     """Rewrite expert loops and lookups in the step with captured gradient calls, and take gradients of the result."""
     captured, result, home = call.captured, call.result, call.home
     assert home is not None

@@ -53,7 +53,7 @@ class MeshSpec:
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        check_axes(self.axes)
+        _check_axes(self.axes)
         if self.count is not None:
             self.resolve(self.count, exactly=True)
 
@@ -68,10 +68,10 @@ class MeshSpec:
         (('data', -1), ('model', 2))
         """
         given = " ".join(text.split())
-        made_of, rest = device_part(given)
+        made_of, rest = _device_part(given)
         if not rest and made_of.source != "attached":
             rest = "data=-1"
-        axes = listed_axes(rest) if rest[:1] in ("[", "(") else written_axes(rest, given)
+        axes = _listed_axes(rest) if rest[:1] in ("[", "(") else _written_axes(rest, given)
         return cls(axes, *made_of, text=given)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class MeshSpec:
         if size is not None:
             if exactly and size != devices:
                 raise ShardError(
-                    f"mesh {axes_text(self.axes)} takes {size} devices ({product(self.axes)}), "
+                    f"mesh {axes_text(self.axes)} takes {size} devices ({_sizes_text(self.axes)}), "
                     f"{self.made_of} has {devices}. {self._instead(devices)}"
                 )
             return self.axes
@@ -399,7 +399,7 @@ class MadeOf(NamedTuple):
     hosts: HostsSpec | None = None
 
 
-def device_part(given: str) -> tuple[MadeOf, str]:
+def _device_part(given: str) -> tuple[MadeOf, str]:
     """Split mesh text into devices and axes: `cpu:8 data=4` -> devices, and "data=4".
 
     Raises:
@@ -433,7 +433,7 @@ def _slice(target: Target) -> MadeOf:
     return MadeOf("topology", target.chip.key, target.count, target)
 
 
-def written_axes(rest: str, given: str) -> Axes:
+def _written_axes(rest: str, given: str) -> Axes:
     """Return the axes of `data=4 model=2`; `given` is the whole mesh text, for messages."""
     words = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
     if not words:
@@ -461,7 +461,7 @@ def _written_axis(word: str, behind: str) -> tuple[str, int]:
     raise ShardError(f"'{word}' is no mesh axis{help}")
 
 
-def listed_axes(text: str) -> Axes:
+def _listed_axes(text: str) -> Axes:
     """Return the axes of `[[4,2],["fsdp","tp"]]`: (("fsdp", 4), ("tp", 2))."""
     try:
         value = ast.literal_eval(text)
@@ -484,7 +484,7 @@ def listed_axes(text: str) -> Axes:
     return tuple(zip(names, sizes, strict=True))
 
 
-def check_axes(axes: Axes) -> None:
+def _check_axes(axes: Axes) -> None:
     """Raise ShardError for axes that no mesh can have."""
     if not 1 <= len(axes) <= _MOST_AXES or any(abs(n) > _MOST for _, n in axes):
         raise ShardError(f"a mesh has 1 to {_MOST_AXES} axes, of {_MOST:,} devices at most: write {FORMS}")
@@ -503,5 +503,6 @@ def axes_text(axes: Iterable[tuple[str, int]]) -> str:
     return " ".join(f"{a}={n}" for a, n in axes)
 
 
-def product(axes: Axes) -> str:
+def _sizes_text(axes: Axes) -> str:
+    """Return the sizes of axes as a product: `4 × 2`."""
     return " × ".join(str(n) for _, n in axes)

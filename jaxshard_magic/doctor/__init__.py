@@ -8,7 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..packages import installed, jax_requirements
-from .environment import compiler_findings, environment_findings, loaded, notebook, versions
+from .environment import (
+    compiler_findings,
+    display_findings,
+    environment_findings,
+    loaded_versions,
+    package_findings,
+)
 from .findings import Doctor as Doctor
 from .findings import DoctorFinding as DoctorFinding
 from .findings import one_line
@@ -36,7 +42,7 @@ def examine(
     """
     known, needed, cpu_devices = installed(), jax_requirements(), -1
     broken = jax_error()
-    findings = [*versions(known, needed, loaded(), sys.version_info[:2])]
+    findings = [*package_findings(known, needed, loaded_versions(), sys.version_info[:2])]
     if broken is not None:
         failure = f"import jax fails: {one_line(broken)}"
         fix = "pip install --upgrade jax jaxlib; restart the kernel"
@@ -55,7 +61,11 @@ def examine(
         if host_findings is None and is_multiprocess():
             findings += process_findings()
     findings += host_findings or ()
-    findings += [*compiler_findings(known, needed), *environment_findings(variables, cpu_devices), *notebook(known)]
+    findings += [
+        *compiler_findings(known, needed),
+        *environment_findings(variables, cpu_devices),
+        *display_findings(known),
+    ]
     return Doctor(tuple(findings))
 
 

@@ -58,13 +58,13 @@ VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
 FORCED = "xla_force_host_platform_device_count"
 
 
-def loaded() -> dict[str, str]:
+def loaded_versions() -> dict[str, str]:
     """Return the versions of JAX's packages imported by this process, by name."""
     imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in NEEDED}
     return {name: str(running) for name, running in imported.items() if running}
 
 
-def versions(
+def package_findings(
     known: Versions, needed: Mapping[str, str], running: Mapping[str, str], python: tuple[int, int]
 ) -> Iterator[DoctorFinding]:
     """Yield findings about Python and the packages: missing ones, versions that don't fit JAX's, and packages replaced
@@ -155,7 +155,7 @@ def _flags(value: str, cpu_devices: int) -> Iterator[DoctorFinding]:
             yield DoctorFinding(area, name, message, "warning", f"take --{FORCED} out of XLA_FLAGS; %mesh makes them")
 
 
-def notebook(known: Versions) -> Iterator[DoctorFinding]:
+def display_findings(known: Versions) -> Iterator[DoctorFinding]:
     """Yield a finding about the display of reports: widgets or HTML."""
     missing = [name for name in ("ipywidgets", "anywidget") if known.get(name) is None]
     if missing:

@@ -61,8 +61,8 @@ def host_findings(
         kernel: Versions of the kernel, if the kernel is not one of the hosts.
     """
     yield from _answers(hosts, gone, restart_hint)
-    yield from versions([host.versions for host in hosts], restart_hint, kernel)
-    yield from devices(hosts, restart_hint)
+    yield from version_findings([host.versions for host in hosts], restart_hint, kernel)
+    yield from device_findings(hosts, restart_hint)
     # Collectives would not end without one of the hosts.
     if gone:
         yield DoctorFinding(AREA, "reach", f"not tried, as {_host_names(gone)} does not answer", "info")
@@ -106,7 +106,7 @@ def versions_text(by: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{version} {_on(who)}" for version, who in by.items())
 
 
-def versions(
+def version_findings(
     of_hosts: Sequence[Mapping[str, str]], again: str, kernel: Mapping[str, str] | None = None
 ) -> Iterator[DoctorFinding]:
     """Yield a finding for each package with different versions, or a single one for equal versions."""
@@ -125,7 +125,7 @@ def versions(
         yield DoctorFinding(AREA, name, versions_text(by), "error" if binds else "warning", remedy)
 
 
-def devices(hosts: Sequence[Host], again: str) -> Iterator[DoctorFinding]:
+def device_findings(hosts: Sequence[Host], again: str) -> Iterator[DoctorFinding]:
     """Yield a finding about kind and number of the hosts' devices, which a mesh needs to be equal."""
     has = [f"{host.devices} x {host.kind}" for host in hosts]
     if len({host.kind for host in hosts}) > 1 or len({host.platform for host in hosts}) > 1:

@@ -17,7 +17,7 @@ from jax.tree_util import GetAttrKey
 from ..errors import ShardError, did_you_mean, list_names, parse_count
 from ..program.arrays import arrays_with_paths
 from ..program.flatten_call import aval_key
-from ..program.sizes import array_bytes
+from ..program.sizes import element_bits
 from .shard_sizes import DimAxes, MeshAxes
 
 _TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
@@ -207,10 +207,4 @@ def _leaves(word: str, value: Any) -> list[tuple[str, Any]]:
 
 def _array(path: str, x: Any, classes: tuple[int, ...]) -> ExploredArray:
     shape, dtype, *_ = aval_key(x)
-    return ExploredArray(path, "other", tuple(shape), str(dtype), bits_of(dtype), classes)
-
-
-def bits_of(dtype: Any) -> int:
-    """Return the bits of an element as stored by XLA."""
-    # The bytes of 8 elements are the bits of one, for dtypes below a byte as well.
-    return array_bytes((8,), dtype)
+    return ExploredArray(path, "other", tuple(shape), str(dtype), element_bits(dtype), classes)

@@ -13,6 +13,7 @@ from ..config.strategy_text import parse_strategy
 from ..errors import ShardError
 from ..plan import Plan
 from ..program.flatten_call import FlatCall
+from ..program.sizes import element_bits
 from ..report import Collective, Report
 from ..search.plan_estimate import to_report_collective
 from ..search.trials import described
@@ -20,7 +21,7 @@ from ..step import ShardedStep
 from ..strategies.footprint import footprint
 from ..strategies.planned_collectives import planned_collectives
 from ..strategies.sharded_lowering import ShardedLowering
-from .arrays import ExploredArray, ExploredLayout, bits_of, unlinked
+from .arrays import ExploredArray, ExploredLayout, unlinked
 from .shard_sizes import dim_axes, shard_bytes
 
 StepFactory = Callable[[str, Mesh], ShardedStep]  # (%%shard line, mesh) -> step
@@ -177,7 +178,7 @@ def _arrays(plan: Plan, made: StepFactory, call: FlatCall, traces: TraceCache) -
     if classes is None or len(classes) != len(plan.leaves):
         classes = unlinked([len(leaf.shape) for leaf in plan.leaves])
     return tuple(
-        ExploredArray(leaf.path, leaf.role, leaf.shape, str(leaf.dtype), bits_of(leaf.dtype), own)
+        ExploredArray(leaf.path, leaf.role, leaf.shape, str(leaf.dtype), element_bits(leaf.dtype), own)
         for leaf, own in zip(plan.leaves, classes, strict=True)
     )
 

@@ -43,7 +43,7 @@ class BatchPlacement:
     def watch_for(self, batch: Any) -> None:
         """Watch for `batch` in the next calls of steps, unless shardings for batches like it are known."""
         self.stop_watching()
-        flat = leaves(batch)
+        flat = batch_leaves(batch)
         if self._failed_tries < MAX_TRIES and tuple(map(_leaf_signature, flat)) not in self._targets:
             self._failed_tries += 1
             self._watched = flat
@@ -89,7 +89,7 @@ class BatchPlacement:
 
         Arrays already on several hosts stay, as do rows that hosts have to exchange.
         """
-        flat = leaves(batch)
+        flat = batch_leaves(batch)
         targets = self._targets.get(tuple(map(_leaf_signature, flat)), {})
         # A loader may write its next batch into the same arrays while these are on their way.
         flat = [_copy_numpy(x) for x in flat]
@@ -147,7 +147,7 @@ def map_leaves(f: Callable[[Any], Any], batch: Any) -> Any:
     return jax.tree.map(f, batch)
 
 
-def leaves(batch: Any) -> list[Any]:
+def batch_leaves(batch: Any) -> list[Any]:
     """Return the leaves of a batch, in the order of `map_leaves`."""
     flat: list[Any] = []
     map_leaves(flat.append, batch)
@@ -186,4 +186,4 @@ def _leaf_signature(x: Any) -> Any:
 
 def row_count(batch: Any) -> int | None:
     """Return the size of dimension 0 of the first array with one; None without any."""
-    return next((x.shape[0] for x in leaves(batch) if is_array(x) and x.ndim), None)
+    return next((x.shape[0] for x in batch_leaves(batch) if is_array(x) and x.ndim), None)

@@ -408,10 +408,10 @@ class MicrobatchLoop(GradientEmitter):
                 inputs[k] = outs[j]
             found.append(outs)
         n = small.num_outputs
-        values = [self._whole(call, j, [outs[j] for outs in found], rows) for j in range(n)]
+        values = [self._whole(call, j, [outs[j] for outs in found]) for j in range(n)]
         return [*values, *(sum(parts) / cut.microbatches for parts in zip(*(outs[n:] for outs in found), strict=True))]
 
-    def _whole(self, call: AccumulatedGradient, j: int, parts: list, rows: Any) -> Any:
+    def _whole(self, call: AccumulatedGradient, j: int, parts: list) -> Any:
         """Return output `j` of the whole batch from the outputs of the microbatches."""
         if j in call.outputs.carried:
             return parts[-1]

@@ -31,14 +31,12 @@ MOST_BYTES = 256 * 2**20  # bytes of all reports and cells, compressed
 MOST_TEXT = 256 * 2**20  # bytes of one report as JSON
 WAIT = 10.0  # seconds to wait for another process that writes
 LEVEL = 1  # of zlib: higher levels save a few percent of a large report and take six times as long
-
+SHOWN = 50  # rows
+SCHEMA = 1  # version of the JSON of a `History`
 _SELECT = "SELECT " + ", ".join(f'report."{name}"' for name in COLUMNS) + " FROM report"
 _NEAR = 3
 
 T = TypeVar("T")
-
-SHOWN = 50  # rows
-SCHEMA = 1  # version of the JSON of a `History`
 
 
 class Store:

@@ -76,7 +76,7 @@ class StepBarrier:
         self._cell, self._host = cell, host
         self._measured = interval is None and hosts > MAX_HOSTS_EVERY_STEP
         self.interval = interval or 1
-        self._clock = Clock()
+        self._clock = BarrierClock()
         self._meetings = 0
         self._due = 0  # number of steps at the next barrier
         self._asked = 0  # number of interrupts
@@ -221,7 +221,7 @@ def _is_measured_at(meeting: int) -> bool:
     return meeting >= FIRST_MEASURED and meeting & (meeting - 1) == 0
 
 
-class Clock:
+class BarrierClock:
     """Step and barrier times of one host since the last `read`."""
 
     def __init__(self) -> None:

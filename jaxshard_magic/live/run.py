@@ -12,7 +12,7 @@ from ..report.metrics import Curve, CurveTail, Metrics
 from ..temporary import AcquiredLock
 from .calls import CallWork
 
-MAX_BUCKETS = 128  # even, as buckets merge in pairs
+_MAX_BUCKETS = 128  # even, as buckets merge in pairs
 MAX_NAMES = 24  # returned names with a series; further names are only counted
 DIGITS = 6  # significant digits of a value in a report
 
@@ -98,7 +98,7 @@ class Series:
         ValueError: `max_buckets` is odd or below 2.
     """
 
-    def __init__(self, max_buckets: int = MAX_BUCKETS):
+    def __init__(self, max_buckets: int = _MAX_BUCKETS):
         if max_buckets < 2 or max_buckets % 2:
             raise ValueError(f"buckets merge in pairs: an even number of them, not {max_buckets}")
         self._most, self._buckets, self._room_left = max_buckets, list[Bucket](), 0
@@ -175,7 +175,7 @@ class LiveRun:
         skipped: Number of steps that were not read.
     """
 
-    def __init__(self, max_buckets: int = MAX_BUCKETS, total: Callable[[], int | None] = lambda: None):
+    def __init__(self, max_buckets: int = _MAX_BUCKETS, total: Callable[[], int | None] = lambda: None):
         self._most = max_buckets
         self.total = total
         self.returned: dict[str, Series] = {}

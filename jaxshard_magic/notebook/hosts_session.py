@@ -403,14 +403,14 @@ def _transform_cell(lines: list[str]) -> list[str]:
 class HostsMagics(Magics):
     """Magics that run a cell on the hosts or in the kernel.
 
-    The input transformer of `hosts_session` turns each cell into a call of `%%hosts`.
+    An input transformer turns each cell into a call of `%%hosts`.
 
     Args:
         shell: IPython's shell.
         hosts: Hosts of the notebook.
     """
 
-    def __init__(self, shell: Any, hosts: "HostsSession"):
+    def __init__(self, shell: Any, hosts: HostsSession):
         super().__init__(shell)
         self._shell, self._hosts = shell, hosts
 

@@ -316,7 +316,7 @@ class HostNamespace:
         found = _UNBOUND.search(message) if kind == NameError.__name__ else None
         return self._rerun_message(found[1]) if found is not None and self._is_user_name(found[1]) else None
 
-    def _send(self, packed: "Transfer") -> dict[str, str]:
+    def _send(self, packed: Transfer) -> dict[str, str]:
         """Send a transfer; return the names a host could not bind, with the reasons."""
         from ..hosts import engine
 

@@ -4,7 +4,6 @@ In a worker thread XLA need not be waited for when the user interrupts. A call o
 doesn't accept a weak float for a strong float.
 """
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -92,7 +91,7 @@ def strict_call(compiled: Any, weak: tuple[bool, ...]) -> Callable[..., Any]:
         # are private: without them every call checks its types in Python.
         return _cpp_call(compiled, _StrictExecutable(compiled._executable, weak))
     except AttributeError:
-        return functools.partial(_checked_call, compiled, weak)
+        return partial(_checked_call, compiled, weak)
 
 
 def unchecked_call(compiled: Any) -> Callable[..., Any]:

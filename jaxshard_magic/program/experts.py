@@ -196,7 +196,7 @@ def find_expert_loops(dims: Dimensions, flow: Flow, roles: InputRoles) -> list[E
         e = loop.equation
         n, k = scan_counts(e.params)
         xs = {v for v in e.operands[n + k :] if v is not None}
-        weights = any(params & flow.ancestors([v], follow_aliases).keys() for v in xs)
+        weights = _reads_params(params, flow, xs)
         choice = choices_by_length[e.params["length"]]
         expert_classes = {dims.classes_of(v)[0] for v in loop.stacked_values}
         chosen = not choice.isdisjoint(e.operands) or any(
@@ -224,10 +224,15 @@ def find_dependent_expert_loop(dims: Dimensions, flow: Flow, roles: InputRoles) 
     for e in program.equations:
         if e.is_scan and _as_expert_loop(e) is None:
             xs = e.operands[sum(scan_counts(e.params)) :]
-            weights = any(params & flow.ancestors([v], follow_aliases).keys() for v in xs)
+            weights = _reads_params(params, flow, xs)
             if weights and not _values_of_choice(program, flow, e.params["length"]).isdisjoint(e.operands):
                 return e
     return None
+
+
+def _reads_params(params: Set[Value], flow: Flow, values: Iterable[Value | None]) -> bool:
+    """Return whether one of `values` is made of a parameter."""
+    return any(params & flow.ancestors([v], follow_aliases).keys() for v in values)
 
 
 def _as_expert_loop(e: Equation) -> ExpertLoop | None:

@@ -4,7 +4,6 @@ Elementwise operations, reductions and the primitives listed by `uncounted_primi
 a use are left out, as XLA drops them.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from .ir import Equation, Program, SubJaxpr, Value
 from .phases import BACKWARD, FORWARD, UPDATE, equation_phases
 from .primitives import shape_of
 from .primitives.contractions import Contraction
-from .sizes import array_bytes, nbytes
+from .sizes import element_bits, nbytes
 
 REMAT_SCOPE = "rematted_computation"  # JAX's name scope around recomputed equations
 
@@ -152,17 +151,21 @@ def _count_body(
 def _work(e: Equation, phase: str, recomputed: bool, exact: bool) -> Work:
     """Return the work of one product."""
     avals: list[Any] = [v.aval for v in (*e.jaxpr_eqn.invars, *e.jaxpr_eqn.outvars)]
-    # Eight elements fill whole bytes also for types narrower than a byte.
-    dtype = max((a.dtype for a in avals[:2]), key=lambda d: array_bytes((8,), d))
+    dtype = max((a.dtype for a in avals[:2]), key=element_bits)
     return Work(
         equation=e.index,
-        flops=2 * e.trip_count * multiply_adds(e),
+        flops=_equation_flops(e),
         dtype=dtype.name,
         bytes=e.trip_count * sum(map(nbytes, avals)),
         phase=phase,
         recomputed=recomputed,
         exact=exact,
     )
+
+
+def _equation_flops(e: Equation) -> int:
+    """Return the FLOPs of a product in one step, two for each multiply-add, loop trips multiplied in."""
+    return 2 * e.trip_count * multiply_adds(e)
 
 
 def _flops(works: Iterable[Work]) -> int:
@@ -217,7 +220,7 @@ def _product(dims: Dimensions, storage: StorageClasses, e: Equation, contraction
     tensors = (*e.operands[:2], e.results[0])
     shapes = [() if v is None else program.shapes[v] for v in tensors]
     classes = [tuple(dims.classes_of(v)) for v in tensors]
-    count = e.trip_count * math.prod(shapes[2])
+    count = e.trip_count * prod(shapes[2])
     return Product(
         equation=e,
         left=classes[0],
@@ -230,7 +233,7 @@ def _product(dims: Dimensions, storage: StorageClasses, e: Equation, contraction
             for k, d in contraction.group_dims
             for c in dims.classes_of(e.results[0] if k < 0 else e.operands[k])[d : d + 1]
         ),
-        flops=2 * e.trip_count * multiply_adds(e),
+        flops=_equation_flops(e),
         out_bytes=count * program.avals[e.results[0]].dtype.itemsize,
         weight_operands=tuple(k for k, v in enumerate(e.operands[:2]) if v is not None and not storage.has_batch(v)),
     )

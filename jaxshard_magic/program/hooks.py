@@ -26,7 +26,6 @@ Vjp = Callable[..., Any]  # `jax.vjp`, or its replacement while a step is traced
 Scan = Callable[..., Any]  # `jax.lax.associative_scan`, or its replacement
 
 _config: Any = jax.config
-_VJP = ((api, "vjp"), (jax, "vjp"))
 # In JAX 0.10 and 0.12 everything that traces a function (jit, scan, while, cond, checkpoint, shard_map, custom rules)
 # looks up the first of these caches, by its name in its module. The other two are asked before it. An entry lives as
 # long as its function, hence forever for functions of jax.numpy, and the first cache has no size limit.

@@ -15,7 +15,7 @@ def array_bytes(shape: Sequence[int], dtype: Any) -> int:
     >>> array_bytes((5,), jnp.int4)
     3
     """
-    return -(-math.prod(shape) * _bits(dtype) // 8)
+    return -(-math.prod(shape) * element_bits(dtype) // 8)
 
 
 def nbytes(aval: Any) -> int:
@@ -24,11 +24,11 @@ def nbytes(aval: Any) -> int:
 
 
 @cache
-def _bits(dtype: Any) -> int:
-    """Return the bits of an element."""
+def element_bits(dtype: Any) -> int:
+    """Return the bits of an element as XLA stores it."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return math.prod(data.shape) * _bits(data.dtype)
+        return math.prod(data.shape) * element_bits(data.dtype)
     dtype = jnp.dtype(dtype)
     # A dtype narrower than a byte, such as int4, has an itemsize of 1.
     if jnp.issubdtype(dtype, jnp.integer):

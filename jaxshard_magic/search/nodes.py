@@ -68,7 +68,7 @@ class MemoryVariants:
 
 
 def _complexity(candidate: Candidate | RefusedCandidate) -> int:
-    """Return a measure of _complexity: how much can go wrong, needs tuning and is hard to read in a profile.
+    """Return a measure of complexity: how much can go wrong, needs tuning and is hard to read in a profile.
 
     Each part of a sum counts, and each option searched with the strategy.
 

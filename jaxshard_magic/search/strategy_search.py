@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -32,6 +32,7 @@ from ..report.choice import (
     SearchCandidate,
 )
 from ..report.comparison import Comparison
+from ..step import ShardedStep
 from ..targets import target_of
 from .candidates import Candidate, RefusedCandidate, Requests, candidate_of
 from .decision_path import decision_questions
@@ -53,9 +54,6 @@ from .search_space import (
     strategy_space,
 )
 from .trials import TrialOptions, TrialRunner, described
-
-if TYPE_CHECKING:
-    from ..step import ShardedStep
 
 FAR = 2.0  # multiple of the memory limit: a candidate with a larger estimate is not compiled
 # Multiple of the memory limit: estimates were up to a sixth too high, so that below it the compiler decides.
@@ -165,7 +163,7 @@ class StrategySearch:
         return self._choice(seconds)
 
     @property
-    def step(self) -> "ShardedStep | None":
+    def step(self) -> ShardedStep | None:
         """Step of the choice as compiled, without the calls of trials; None without a choice."""
         chosen = (n.position for n in self._nodes if n.outcome == CHOSEN and n.position is not None)
         step = self._step or next(map(self._trying.step, chosen), None)

@@ -1,6 +1,7 @@
 """Save the state of a loop between calls of its step, and resume a loop from a checkpoint.
 
-`LoopFeedPosition` tracks the position of the loop in the data of its feed: a checkpoint has it too.
+`CheckpointLoop` does both. `LoopFeedPosition` tracks the position of the loop in the data of its feed: a checkpoint has
+it too. `Provenance` knows the call that returned an array, and `LoopEnd` lets all hosts agree on the last call.
 """
 
 import json
@@ -158,6 +159,77 @@ def _position_of_host(positions: Sequence[Mapping[str, Any]], say: Callable[[str
     if first["state"] is not None:
         say(f"--resume: {were}: batches are counted, so that those of the pass under way are loaded again")
     return {**first, "kind": "count", "state": None}
+
+
+class Provenance:
+    """Source call and flat output of arrays, in weak references."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref, int, int]] = {}
+        self._prune_at = 1024
+
+    def add(self, call: int, outs: Mapping[int, Any]) -> None:
+        """Record the outputs of a call.
+
+        Args:
+            call: Number of the call.
+            outs: Arrays by position among the flat outputs.
+        """
+        for o, x in outs.items():
+            self._known[id(x)] = weakref.ref(x), call, o
+        if len(self._known) > self._prune_at:
+            self._known = {k: known for k, known in self._known.items() if known[0]() is not None}
+            self._prune_at = max(1024, 2 * len(self._known))
+
+    def source_of(self, x: Any) -> tuple[int, int] | None:
+        """Return the number of the call and the position among its outputs; None for an array from no call."""
+        # Python reuses the id of a dead object.
+        known = self._known.get(id(x))
+        return known[1:] if known is not None and known[0]() is x else None
+
+
+class LoopEnd:
+    """End of one loop. All hosts create an instance before the loop; a single process always agrees with itself."""
+
+    def __init__(self) -> None:
+        self._verdict = Agreement() if is_multiprocess() else None
+
+    def hosts_agree(self, calls: int, settles: Callable[[float], bool], early: BaseException | None) -> bool:
+        """Return whether all hosts end after the same number of calls.
+
+        Args:
+            calls: Number of calls made by this host.
+            settles: Waits up to the given number of seconds for the previous save, and returns whether it is written.
+            early: Exception that stopped the loop; None for a regular end.
+        """
+        if self._verdict is None:
+            return True
+        if early is None:
+            # A host without more calls waits for the others, and they may wait for its next call: after LATE_S it
+            # releases them.
+            self._verdict.submit(str(calls))
+            agreed = self._verdict.wait_for_result(str(calls), LATE_S)
+            if agreed is None:
+                _release_hosts(None)
+                agreed = self._verdict.wait_for_result(str(calls), LONG_S)
+            return bool(agreed)
+        # Without barriers before calls, a stopped loop waits for no other host. A stopped cell has to end soon, so a
+        # long save is not waited for, either.
+        if not MultihostCalls.release_hooks:
+            return False
+        _release_hosts(early)
+        outcome = str(calls) if settles(SETTLES_S) else "still saving"
+        return self._verdict.agreed(outcome, EARLY_S) and outcome == str(calls)
+
+    def limit_save(self, seconds: float) -> float:
+        """Return the time limit in seconds for the last save of a stopped loop."""
+        return seconds if self._verdict is None else min(seconds, EARLY_S)
+
+
+def _release_hosts(error: BaseException | None) -> None:
+    """Release the hosts waiting at a barrier before their next call; `error` is None at the end of the loop."""
+    for leave in MultihostCalls.release_hooks:
+        leave(error)
 
 
 class _LastCall(NamedTuple):
@@ -532,74 +604,3 @@ def _largest_device_bytes(arrays: Sequence[Any]) -> int:
         for shard in x.addressable_shards if isinstance(x, jax.Array) else ():
             bytes_by_device[shard.device] = bytes_by_device.get(shard.device, 0) + int(shard.data.nbytes)
     return max(bytes_by_device.values(), default=0)
-
-
-class Provenance:
-    """Source call and flat output of arrays, in weak references."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref, int, int]] = {}
-        self._prune_at = 1024
-
-    def add(self, call: int, outs: Mapping[int, Any]) -> None:
-        """Record the outputs of a call.
-
-        Args:
-            call: Number of the call.
-            outs: Arrays by position among the flat outputs.
-        """
-        for o, x in outs.items():
-            self._known[id(x)] = weakref.ref(x), call, o
-        if len(self._known) > self._prune_at:
-            self._known = {k: known for k, known in self._known.items() if known[0]() is not None}
-            self._prune_at = max(1024, 2 * len(self._known))
-
-    def source_of(self, x: Any) -> tuple[int, int] | None:
-        """Return the number of the call and the position among its outputs; None for an array from no call."""
-        # Python reuses the id of a dead object.
-        known = self._known.get(id(x))
-        return known[1:] if known is not None and known[0]() is x else None
-
-
-class LoopEnd:
-    """End of one loop. All hosts create an instance before the loop; a single process always agrees with itself."""
-
-    def __init__(self) -> None:
-        self._verdict = Agreement() if is_multiprocess() else None
-
-    def hosts_agree(self, calls: int, settles: Callable[[float], bool], early: BaseException | None) -> bool:
-        """Return whether all hosts end after the same number of calls.
-
-        Args:
-            calls: Number of calls made by this host.
-            settles: Waits up to the given number of seconds for the previous save, and returns whether it is written.
-            early: Exception that stopped the loop; None for a regular end.
-        """
-        if self._verdict is None:
-            return True
-        if early is None:
-            # A host without more calls waits for the others, and they may wait for its next call: after LATE_S it
-            # releases them.
-            self._verdict.submit(str(calls))
-            agreed = self._verdict.wait_for_result(str(calls), LATE_S)
-            if agreed is None:
-                _release_hosts(None)
-                agreed = self._verdict.wait_for_result(str(calls), LONG_S)
-            return bool(agreed)
-        # Without barriers before calls, a stopped loop waits for no other host. A stopped cell has to end soon, so a
-        # long save is not waited for, either.
-        if not MultihostCalls.release_hooks:
-            return False
-        _release_hosts(early)
-        outcome = str(calls) if settles(SETTLES_S) else "still saving"
-        return self._verdict.agreed(outcome, EARLY_S) and outcome == str(calls)
-
-    def limit_save(self, seconds: float) -> float:
-        """Return the time limit in seconds for the last save of a stopped loop."""
-        return seconds if self._verdict is None else min(seconds, EARLY_S)
-
-
-def _release_hosts(error: BaseException | None) -> None:
-    """Release the hosts waiting at a barrier before their next call; `error` is None at the end of the loop."""
-    for leave in MultihostCalls.release_hooks:
-        leave(error)

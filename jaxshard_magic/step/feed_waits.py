@@ -2,10 +2,9 @@
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ..compilation.compiled_step import CompiledStep
+from ..compilation.compiled_step import CompiledStep
 
 
 class InputMatcher(Protocol):
@@ -17,7 +16,7 @@ class InputMatcher(Protocol):
     @property
     def feed(self) -> "weakref.ref[Any]": ...
 
-    def match_inputs(self, step: Any, entry: "CompiledStep", leaves: Sequence[Any]) -> "FeedWaits | None":
+    def match_inputs(self, step: Any, entry: CompiledStep, leaves: Sequence[Any]) -> "FeedWaits | None":
         """Look for the feed's arrays among the flat inputs of a call.
 
         Args:
@@ -34,7 +33,7 @@ class InputMatcher(Protocol):
 waiting_matchers: "list[InputMatcher]" = []  # while not empty, calls of steps take the slow path
 
 
-def match_feed(step: Any, entry: "CompiledStep", leaves: Sequence[Any]) -> "tuple[weakref.ref[Any], FeedWaits] | None":
+def match_feed(step: Any, entry: CompiledStep, leaves: Sequence[Any]) -> "tuple[weakref.ref[Any], FeedWaits] | None":
     """Offer the flat inputs of a call to all waiting feeds, before hosts join their parts.
 
     Args:

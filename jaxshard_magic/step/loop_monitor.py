@@ -23,14 +23,12 @@ from ..temporary import AcquiredLock
 
 READ_INTERVAL_S = 0.25  # seconds without a read after which a call of the step reads
 MAX_STRIDE = 64  # calls, at most, from one look at the clock to the next
+LOSS = "loss"  # name of a loss returned without one: training curves look for this name
 
 Write = Callable[[MetricsRow], object]
 
 
-LOSS = "loss"
-
-
-class ReturnedScalars(NamedTuple):
+class _ReturnedScalars(NamedTuple):
     """Scalars returned by a program.
 
     Attributes:
@@ -42,7 +40,7 @@ class ReturnedScalars(NamedTuple):
     pick: Callable[[Any], Sequence[Any]]
 
 
-def returned_scalars(entry: CompiledStep) -> ReturnedScalars:
+def _returned_scalars(entry: CompiledStep) -> _ReturnedScalars:
     """Return the scalars that calls of `entry` return.
 
     Among them are the loss (for the losses of an epoch, the last) and scalars of float or integer dtype, except next
@@ -65,7 +63,7 @@ def returned_scalars(entry: CompiledStep) -> ReturnedScalars:
         name if name and name_counts[name] == 1 else path_name(paths[o]).partition(".")[2] or path_name(paths[o])
         for name, o in zip(names, positions, strict=True)
     )
-    return ReturnedScalars(tuple(unique), outputs_getter(entry, positions))
+    return _ReturnedScalars(tuple(unique), outputs_getter(entry, positions))
 
 
 def _name(path: KeyPath) -> str:
@@ -96,7 +94,7 @@ class _Program:
         known: Figures for throughput.
     """
 
-    returned: ReturnedScalars
+    returned: _ReturnedScalars
     known: CallWork
 
 
@@ -214,7 +212,7 @@ class LoopMonitor:
     def _switch_program(self, entry: CompiledStep) -> None:
         """Switch to calls of another program."""
         if entry not in self._programs:
-            self._programs[entry] = _Program(returned_scalars(entry), work_per_call(entry))
+            self._programs[entry] = _Program(_returned_scalars(entry), work_per_call(entry))
         if self._entry is None:
             self._began = self._looked = self._checked = time.perf_counter()
             self._thread = threading.get_ident()

@@ -162,7 +162,7 @@ def output_roles(entry: CompiledStep) -> OutputRoles:
     State is an output planned as the next value of an argument, or written into an argument.
     """
     n, traced = len(entry.consts), entry.traced
-    avals = returned_avals(entry)
+    avals = _returned_avals(entry)
     input_positions = {path: i for i, path in enumerate(traced.in_paths)}
     written = {o: input_positions.get(path, -1) for o, path in enumerate(traced.out_paths[: len(avals)])}
     same = {o: i for o, i in written.items() if i >= n and traced.closed.in_avals[i].shape == avals[o].shape}
@@ -181,7 +181,7 @@ def output_roles(entry: CompiledStep) -> OutputRoles:
     return OutputRoles(state, names, tuple(small), large)
 
 
-def returned_avals(entry: CompiledStep) -> Sequence[Any]:
+def _returned_avals(entry: CompiledStep) -> Sequence[Any]:
     """Return the avals of the flat outputs of a call, without values carried to the next call inside the program."""
     avals = entry.traced.closed.out_avals
     return avals[: len(avals) - (0 if entry.rewritten is None else entry.rewritten.carried)]
@@ -192,12 +192,12 @@ def flat_outputs(entry: CompiledStep, outs: Any) -> Sequence[Any]:
     return jax.tree.leaves(outs) if entry.takes_pytrees else outs
 
 
-def unflatten_outputs(entry: CompiledStep, flat: Sequence[Any]) -> Any:
+def _unflatten_outputs(entry: CompiledStep, flat: Sequence[Any]) -> Any:
     """Return flat outputs in the form returned by the program: the user's own pytree, or a list."""
     return entry.result.treedef.unflatten(flat) if entry.takes_pytrees else list(flat)
 
 
-def input_as_output(entry: CompiledStep, o: int, i: int, x: Any) -> Any:
+def _input_as_output(entry: CompiledStep, o: int, i: int, x: Any) -> Any:
     """Return a placed flat input in place of a skipped call's output, with the dtype and sharding of the output.
 
     Args:
@@ -216,17 +216,17 @@ def input_as_output(entry: CompiledStep, o: int, i: int, x: Any) -> Any:
     if alike:
         # A copy: the array is the user's, and a later call may donate it.
         return own_copy(x, sharding) if entry.donated and i not in entry.donated else x
-    return to_output(entry, o, x)
+    return _to_output(entry, o, x)
 
 
-def to_input(entry: CompiledStep, i: int, x: Any, like: Any) -> Any:
+def _to_input(entry: CompiledStep, i: int, x: Any, like: Any) -> Any:
     """Return `x` as the flat input `i`; a Python number if `like`, the value in the call, is one."""
     if isinstance(like, (bool, int, float, complex)):
         return type(like)(np.asarray(x).item())
     return put([x], entry.shardings[i])[0]
 
 
-def to_output(entry: CompiledStep, o: int, x: Any) -> jax.Array:
+def _to_output(entry: CompiledStep, o: int, x: Any) -> jax.Array:
     """Return `x` as the flat output `o`, with the output's dtype and sharding."""
     aval, sharding = entry.traced.closed.out_avals[o], entry.out_shardings[o]
     if not isinstance(aval.dtype, np.dtype):  # typed PRNG keys
@@ -241,13 +241,13 @@ def to_output(entry: CompiledStep, o: int, x: Any) -> jax.Array:
     return put([x], sharding)[0]
 
 
-def zero_output(entry: CompiledStep, o: int) -> jax.Array:
+def _zero_output(entry: CompiledStep, o: int) -> jax.Array:
     """Return zeros for an output that was not saved."""
     aval = entry.traced.closed.out_avals[o]
     if not isinstance(aval.dtype, np.dtype):
         keys = jnp.broadcast_to(jax.random.key(0, impl=prng_impl_of(str(aval.dtype))), aval.shape)
         return put([keys], entry.out_shardings[o])[0]
-    return to_output(entry, o, np.zeros(aval.shape, aval.dtype))
+    return _to_output(entry, o, np.zeros(aval.shape, aval.dtype))
 
 
 class ReplayedCalls:
@@ -307,18 +307,18 @@ class ReplayedCalls:
         returned = self._returned_arrays(call, entry, outputs)
         small = {part.output: value for part, value in zip(kind, values, strict=True)}
         leaves, flat = entry.leaves(inputs), []
-        for o in range(len(returned_avals(entry))):
+        for o in range(len(_returned_avals(entry))):
             if o in returned:
                 flat.append(returned[o])
             elif o in small:
-                flat.append(to_output(entry, o, small[o]))
+                flat.append(_to_output(entry, o, small[o]))
             elif o in outputs.state_inputs:
                 i = outputs.state_inputs[o]
-                flat.append(input_as_output(entry, o, i, leaves[i]))
+                flat.append(_input_as_output(entry, o, i, leaves[i]))
             else:
                 self.zeroed.add(outputs.large_names[o])
-                flat.append(zero_output(entry, o))
-        return unflatten_outputs(entry, flat), returned
+                flat.append(_zero_output(entry, o))
+        return _unflatten_outputs(entry, flat), returned
 
     def first_inputs(self, entry: CompiledStep, outputs: OutputRoles, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs of the first computed call, with the state of the saved run.
@@ -344,7 +344,7 @@ class ReplayedCalls:
             # State that a replayed call has returned is in place, and is not copied to the devices again.
             for i, name in outputs.state_names.items():
                 if name in arrays and leaves[i] is not self._given.get(name):
-                    leaves[i] = to_input(entry, i, arrays[name], leaves[i])
+                    leaves[i] = _to_input(entry, i, arrays[name], leaves[i])
         # The loop goes on with other arrays: these must not stay on the devices.
         self._arrays, self._given = {}, {}
         return entry.arrange(leaves)
@@ -354,11 +354,11 @@ class ReplayedCalls:
         sources = self._sources.get(call, {})
         if not sources:
             return {}
-        saved_leaves, avals = {leaf.path: leaf for leaf in self.saved.leaves}, returned_avals(entry)
+        saved_leaves, avals = {leaf.path: leaf for leaf in self.saved.leaves}, _returned_avals(entry)
         if any(o >= len(avals) or avals[o].shape != saved_leaves[name].shape for o, name in sources.items()):
             raise self._changed_error(call, "arrays")
         arrays = self._read_arrays(entry, outputs, sources)
-        returned = {o: to_output(entry, o, arrays[name]) for o, name in sources.items()}
+        returned = {o: _to_output(entry, o, arrays[name]) for o, name in sources.items()}
         self._given |= {name: returned[o] for o, name in sources.items()}
         return returned
 

@@ -5,7 +5,8 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from ..analysis.check import PlainStep, compare_call
 from ..analysis.profile_analysis import Profile
 from ..analysis.summary import StepRun, summarize
-from ..compilation.compiled_step import CompiledStep, StepSignature, step_signature
+from ..compilation.compiled_step import CompiledStep
 from ..compilation.donation import OwnOutputs, raise_if_deleted
 from ..compilation.expert_rows import count_expert_rows
 from ..compilation.pipelined_step import uncompiled_pipelined
@@ -23,27 +24,24 @@ from ..compilation.single_program import uncompiled_step
 from ..config.request import Request
 from ..errors import ShardError
 from ..introspect import copy_metadata
+from ..live import MetricsRow
 from ..program.container_writes import apply_writes
 from ..program.flatten_call import FlatCall, nnx_objects
 from ..program.jax_settings import check_jit_enabled
 from ..program.source_lines import EnclosingTrace, enclosing_trace, strip_package_frames
 from ..program.unwrap import unwrap_step
+from ..report import Alternative, Check, EarlyEnd, Measured, Report
 from ..targets import target_of
 from ..targets.device_memory import peak_bytes
 from ..temporary import Restored, list_elements
+from .checkpoint_loop import CheckpointLoop
 from .copies import deepcopy_step, gather_state, reduce_step
 from .fast_calls import fast_call
 from .feed_waits import FeedWaits, match_feed, waiting_matchers
 from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
-from .step_programs import StepPrograms
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from ..live import MetricsRow
-    from ..report import Alternative, Check, EarlyEnd, Measured, Report
-    from .checkpoint_loop import CheckpointLoop
+from .save_restore import restore, save
+from .step_programs import StepPrograms, StepSignature, step_signature
 
 RECENT = 4  # kinds of calls (shapes, modes) with a fast path at the same time
 
@@ -221,12 +219,12 @@ class ShardedStep:
         return self.programs.planned(args, kwargs)
 
     @property
-    def ended(self) -> "EarlyEnd | None":
+    def ended(self) -> EarlyEnd | None:
         """Early end of the cell that made the last call; None after a regular end, or a later call of the step."""
         return self._ended[1] if self._ended is not None and self._ended[0] == self.calls else None
 
     @ended.setter
-    def ended(self, value: "EarlyEnd") -> None:
+    def ended(self, value: EarlyEnd) -> None:
         self._ended = self.calls, value
 
     @property
@@ -274,7 +272,7 @@ class ShardedStep:
             return newest
         return newest if newest.calls >= min(2, before.calls) else before
 
-    def on_metrics(self, write: "Callable[[MetricsRow], object] | None" = None) -> None:
+    def on_metrics(self, write: Callable[[MetricsRow], object] | None = None) -> None:
         """Record returned scalars and step times of later calls as `report().metrics`; a `%%shard` cell does so by
         default.
 
@@ -371,8 +369,8 @@ class ShardedStep:
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        trace: "str | PathLike[str] | None" = None,
-    ) -> "Measured":
+        trace: str | PathLike[str] | None = None,
+    ) -> Measured:
         """Call the step `n` more times under JAX's profiler, on copies; nothing is updated. Later reports show where
         the time went.
 
@@ -423,10 +421,10 @@ class ShardedStep:
 
     def save(
         self,
-        path: "str | PathLike[str]",
+        path: str | PathLike[str],
         state: Any,
         *,
-        rename: "Mapping[str, str] | Iterable[str]" = (),
+        rename: Mapping[str, str] | Iterable[str] = (),
         force: bool = False,
     ) -> int:
         """Save a state into a folder of checkpoints, or its arrays into a file of weights.
@@ -448,18 +446,16 @@ class ShardedStep:
         Raises:
             ShardError: The path can't be written, or the folder has a checkpoint of this number already.
         """
-        from .save_restore import save
-
         return save(self, path, state, rename, force)
 
     def restore(
         self,
-        path: "str | PathLike[str]",
+        path: str | PathLike[str],
         like: Any,
         *,
         number: int | None = None,
         cast: bool = False,
-        rename: "Mapping[str, str] | Iterable[str]" = (),
+        rename: Mapping[str, str] | Iterable[str] = (),
         part: str | None = None,
     ) -> Any:
         """Return the state of a folder of checkpoints, or of a file of weights, in the layout of this step's plan.
@@ -482,11 +478,9 @@ class ShardedStep:
         Raises:
             ShardError: The checkpoint has another state; raised before reading, and naming the first differing leaf.
         """
-        from .save_restore import restore
-
         return restore(self, path, like, number, cast, rename, part)
 
-    def report(self) -> "Report":
+    def report(self) -> Report:
         """Return everything known of the step's last kind of call, as a `Report`.
 
         The first report of a program reads the compiled text, up to a second or so.
@@ -529,7 +523,7 @@ class ShardedStep:
             cell=self.cell,
         )
 
-    def plan(self, *args: Any, **kwargs: Any) -> "Report":
+    def plan(self, *args: Any, **kwargs: Any) -> Report:
         """Predict the report of a call with these arguments (arrays or `jax.ShapeDtypeStruct`), compiling nothing.
 
         The report has the layout, the memory, the communication with its lines, and on a chip with known figures the
@@ -553,8 +547,8 @@ class ShardedStep:
         return self.report_of(uncompiled_step(call, self.request, self.programs.planned_for(call)))
 
     def checkpoint(
-        self, folder: "str | PathLike[str]", *, every: int | str = 100, keep: int | None = 3, resume: bool = False
-    ) -> "CheckpointLoop":
+        self, folder: str | PathLike[str], *, every: int | str = 100, keep: int | None = 3, resume: bool = False
+    ) -> CheckpointLoop:
         """Save the state of the following loop between its calls, as `%%shard --checkpoint` does.
 
         The returned object is a context manager that saves once more at its end. A save takes the time of a copy to the
@@ -587,8 +581,6 @@ class ShardedStep:
         2 computed: [64.0, 32.0]
         3 computed: [64.0, 32.0, 16.0, 8.0, 4.0]
         """
-        from .checkpoint_loop import CheckpointLoop
-
         self.checkpoint_loop = self.last_checkpoint_loop = CheckpointLoop(folder, every, keep, resume)
         return self.checkpoint_loop
 

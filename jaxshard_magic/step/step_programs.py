@@ -1,13 +1,14 @@
 """Compiled programs of a step, one for each kind of call.
 
-`StepLoops` has the loops over the step: each loop has a clock for every program called.
+`StepLoops` has the loops over the step: each loop has a clock for every program called. `StepSignature` tells whether
+two programs run the same step.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ..pipeline.outline import Outline
 from ..pipeline.shardings import RankMeshes
 from ..program.flatten_call import FlatCall, flatten_call
 from ..program.gc_pause import interruptible
+from ..program.roles import OPTIMIZER, PARAMS
 from ..program.unwrap import NUMBERS, UnwrappedStep
 from ..targets import LIMIT_S
 from .multihost_calls import MultihostCalls, multihost_calls_of
@@ -331,15 +333,53 @@ class StepPrograms:
         on_planned: Callable[[CompiledStep], None] | None = None,
     ) -> CompiledStep:
         """Compile a call, as a pipeline or as one program."""
-        how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.compiling_context}
-        how["traces"] = self.traces
         # Python drops an interrupt that comes while JAX's function for garbage collections runs.
         with interruptible():
             if request.pipeline is not None:
-                return compile_pipelined(flat_call, request, on_planned=on_planned, **how)
-            return compile_step(flat_call, request, allow_plan_only=allow_plan_only, on_planned=on_planned, **how)
+                return compile_pipelined(
+                    flat_call,
+                    request,
+                    say=self.say,
+                    compile_limit=self.compile_limit,
+                    beside=self.compiling_context,
+                    traces=self.traces,
+                    on_planned=on_planned,
+                )
+            return compile_step(
+                flat_call,
+                request,
+                say=self.say,
+                compile_limit=self.compile_limit,
+                beside=self.compiling_context,
+                traces=self.traces,
+                allow_plan_only=allow_plan_only,
+                on_planned=on_planned,
+            )
 
     def say(self, doing: str) -> None:
         """Report current work to `progress`; "" ends the wait."""
         if self.progress is not None:
             self.progress(doing)
+
+
+@dataclass(frozen=True)
+class StepSignature:
+    """Signature of a step.
+
+    Attributes:
+        state: Path, shape and dtype of each parameter and optimizer array.
+        examples: Batch size; None without a batch.
+    """
+
+    state: frozenset[tuple[str, tuple[int, ...], Any]]
+    examples: int | None
+
+    def batch_size_of(self, later: CompiledStep) -> int | None:
+        """Return the batch size if `later` runs the same step, with a model of the same parameters; else None."""
+        return self.examples if self.state and self.state == step_signature(later).state else None
+
+
+def step_signature(entry: CompiledStep) -> StepSignature:
+    """Return the signature of a program's calls."""
+    state = ((x.path, x.shape, x.dtype) for x in entry.plan.leaves if x.role in (PARAMS, OPTIMIZER))
+    return StepSignature(frozenset(state), entry.examples)

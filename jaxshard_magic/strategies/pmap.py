@@ -187,8 +187,8 @@ def _check_stacked(traced: PerDeviceTrace) -> tuple[_Cuts, tuple[Finding, ...]]:
     ]
     if unreduced_outputs:
         _raise_unreduced_state(traced, unreduced_outputs, unreduced_axes)
-    varying_axes = _varying_after_many_steps(traced, data, own_parts=True)
-    differing = [i for o, i in sorted(traced.roles.state.items()) if _axes_of_output(traced, varying_axes, o)]
+    axes_by_value = _varying_after_many_steps(traced, data, own_parts=True)
+    differing = [i for o, i in sorted(traced.roles.state.items()) if _axes_of_output(traced, axes_by_value, o)]
     return traced.output_slices, _state_differs_findings(traced, differing)
 
 

@@ -33,12 +33,12 @@ def test_an_interrupted_wait_leaves_the_folder_to_the_save_until_written(tmp_pat
     stop.start()
     with pytest.raises(KeyboardInterrupt):
         store.close()
-    monkeypatch.setattr(closing, "LEAVES_S", 0.1)
+    monkeypatch.setattr(closing, "LAST_SAVE_S", 0.1)
     assert "what was saved last is still being written" in refusal(
         CheckpointStore(tmp_path / "c").save, 2, TREE, about(2)
     )
     written.set()
-    monkeypatch.setattr(closing, "LEAVES_S", 60)
+    monkeypatch.setattr(closing, "LAST_SAVE_S", 60)
     with CheckpointStore(tmp_path / "c") as other:
         other.save(2, TREE, about(2))
     assert other.steps() == [1, 2]

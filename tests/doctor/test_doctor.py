@@ -18,7 +18,13 @@ from jaxshard_magic.doctor import Doctor, DoctorFinding
 from jaxshard_magic.doctor import devices as looking
 from jaxshard_magic.doctor.connectivity import connectivity, time_all_reduce
 from jaxshard_magic.doctor.devices import SystemAccelerators, devices, find_accelerators
-from jaxshard_magic.doctor.environment import compiler_findings, environment_findings, loaded, notebook, versions
+from jaxshard_magic.doctor.environment import (
+    compiler_findings,
+    display_findings,
+    environment_findings,
+    loaded_versions,
+    package_findings,
+)
 from jaxshard_magic.packages import NEEDED, install_command, installed, jax_requirements, satisfies
 
 ALL = dict.fromkeys(NEEDED, "1.2.3") | {"libtpu": None}
@@ -84,29 +90,29 @@ def test_what_jax_asks_is_read_from_its_own_metadata():
 
 
 def test_a_missing_package_is_told_with_its_install_line():
-    found = list(versions(ALL | {"optax": None}, {}, {}, (3, 12)))
+    found = list(package_findings(ALL | {"optax": None}, {}, {}, (3, 12)))
     assert one(found, "optax") == DoctorFinding("versions", "optax", "not installed", "error", "pip install optax")
     assert set(levels(f for f in found if f.name != "optax").values()) == {"ok"}
 
 
 def test_a_jaxlib_that_jax_refuses_is_told_and_an_older_one_may_be_fine():
     asked = {"jaxlib": "<=1.2.3,>=1.1.9"}
-    old = one(versions(ALL | {"jaxlib": "1.1.8"}, asked, {}, (3, 12)), "jaxlib")
+    old = one(package_findings(ALL | {"jaxlib": "1.1.8"}, asked, {}, (3, 12)), "jaxlib")
     assert (old.level, old.remedy) == ("error", "pip install --upgrade jax jaxlib")
     assert "1.1.8" in old.value and "jax 1.2.3" in old.value
-    assert one(versions(ALL | {"jaxlib": "1.1.9"}, asked, {}, (3, 12)), "jaxlib").level == "ok"
+    assert one(package_findings(ALL | {"jaxlib": "1.1.9"}, asked, {}, (3, 12)), "jaxlib").level == "ok"
 
 
 def test_a_package_that_was_replaced_under_the_running_kernel_is_told():
-    stale = one(versions(ALL, {}, {"jax": "1.2.2"}, (3, 12)), "jax")
+    stale = one(package_findings(ALL, {}, {"jax": "1.2.2"}, (3, 12)), "jax")
     assert (stale.level, stale.remedy) == ("warning", "restart the kernel")
-    assert one(versions(ALL, {}, {"jax": "1.2.3"}, (3, 12)), "jax").level == "ok"
-    assert loaded()["numpy"] == np.__version__
+    assert one(package_findings(ALL, {}, {"jax": "1.2.3"}, (3, 12)), "jax").level == "ok"
+    assert loaded_versions()["numpy"] == np.__version__
 
 
 def test_an_old_python_is_told_and_is_no_error():
-    assert one(versions(ALL, {}, {}, (3, 11)), "python").level == "info"
-    assert one(versions(ALL, {}, {}, (3, 13)), "python").level == "ok"
+    assert one(package_findings(ALL, {}, {}, (3, 11)), "python").level == "info"
+    assert one(package_findings(ALL, {}, {}, (3, 13)), "python").level == "ok"
 
 
 def test_compilers_are_told_whether_installed_or_not_and_whether_they_fit():
@@ -168,8 +174,8 @@ def test_only_variables_that_matter_are_shown():
 
 
 def test_without_widgets_the_reports_are_html():
-    assert one(notebook(ALL | {"anywidget": None}), "reports").remedy == "pip install anywidget"
-    assert one(notebook(ALL), "reports").level == "ok"
+    assert one(display_findings(ALL | {"anywidget": None}), "reports").remedy == "pip install anywidget"
+    assert one(display_findings(ALL), "reports").level == "ok"
 
 
 # Devices

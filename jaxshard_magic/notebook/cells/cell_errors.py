@@ -2,11 +2,10 @@
 
 import inspect
 import sysconfig
-import types
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...code_locations import is_cell_file
@@ -22,7 +21,7 @@ _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
 
 
-def user_traceback(traceback: types.TracebackType | None) -> types.TracebackType | None:
+def user_traceback(traceback: TracebackType | None) -> TracebackType | None:
     """Return `traceback` without frames of this package.
 
     If the package itself raised, the frames below the user's last line stay, for debugging.
@@ -66,12 +65,12 @@ def release_frames(error: BaseException) -> None:
                     _ = frame.f_locals
 
 
-def _frames(traceback: types.TracebackType | None) -> list[types.FrameType]:
+def _frames(traceback: TracebackType | None) -> list[FrameType]:
     """Return the frames of a traceback, outermost first, with their callers."""
-    found: dict[types.FrameType, None] = {}
+    found: dict[FrameType, None] = {}
     while traceback is not None:
-        frame: types.FrameType | None = traceback.tb_frame
-        callers: list[types.FrameType] = []
+        frame: FrameType | None = traceback.tb_frame
+        callers: list[FrameType] = []
         # Callers left out by `user_traceback` are kept alive by the frames that remain.
         while frame is not None and frame not in found:
             callers.append(frame)
@@ -93,16 +92,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += [other for other in (each.__cause__, each.__context__, *inner) if other is not None]
 
 
-def is_ours(traceback: types.TracebackType) -> bool:
+def is_ours(traceback: TracebackType) -> bool:
     """Return whether the first frame of a traceback belongs to this package."""
     return _is_ours(traceback.tb_frame)
 
 
-def _is_ours(frame: types.FrameType) -> bool:
+def _is_ours(frame: FrameType) -> bool:
     return _is_our_file(frame.f_code.co_filename)
 
 
-def _is_users(frame: types.FrameType) -> bool:
+def _is_users(frame: FrameType) -> bool:
     return _is_users_file(frame.f_code.co_filename)
 
 

@@ -28,7 +28,7 @@ Feeds = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class CellLoop:
+class _CellLoop:
     """Loop in a cell's code.
 
     Attributes:
@@ -56,7 +56,7 @@ class LoopRun:
         calls: Returns the number of calls of the step so far.
     """
 
-    def __init__(self, loop: CellLoop, iterable: Iterable[Any], passes: int | None, calls: Callable[[], int]):
+    def __init__(self, loop: _CellLoop, iterable: Iterable[Any], passes: int | None, calls: Callable[[], int]):
         self.loop, self.passes, self.begun = loop, passes, 0
         self._items, self._calls = iter(iterable), calls
         self.first = self.last = calls()  # calls of the step before the first and the current pass
@@ -96,7 +96,7 @@ class LoopLengths:
     """
 
     def __init__(self) -> None:
-        self.endless: set[CellLoop] = set()
+        self.endless: set[_CellLoop] = set()
         self._calls: Callable[[], int] | None = None
         self._runs: list[LoopRun] = []
         self._unknown = False
@@ -109,7 +109,7 @@ class LoopLengths:
         """
         return ChangeGroup(Replaced(attribute(self, "_runs"), []), Replaced(attribute(self, "_calls"), calls))
 
-    def enter_loop(self, loop: CellLoop, iterable: Any, passes: int | None, frame: types.FrameType | None) -> Any:
+    def enter_loop(self, loop: _CellLoop, iterable: Any, passes: int | None, frame: types.FrameType | None) -> Any:
         """Return a counting iterator to use in place of a loop's iterable; the iterable itself while nothing is
         counted.
 
@@ -230,7 +230,7 @@ class _TrackedIterable(PassThrough):
         parts: Probes of the arguments; the loop ends with the shortest.
     """
 
-    def __init__(self, lengths: LoopLengths, loop: CellLoop):
+    def __init__(self, lengths: LoopLengths, loop: _CellLoop):
         self._lengths, self._loop = lengths, loop
         self.parts: list[_LengthProbe] = []
 
@@ -286,10 +286,10 @@ class _Follower:
             for loop in [node] if isinstance(node, ast.For) else node.generators:
                 loop.iter = self._iterated(loop.iter, self._loop(node))
 
-    def _loop(self, node: Any) -> CellLoop:
-        return CellLoop(self._filename, node.lineno, node.end_lineno or node.lineno)
+    def _loop(self, node: Any) -> _CellLoop:
+        return _CellLoop(self._filename, node.lineno, node.end_lineno or node.lineno)
 
-    def _iterated(self, value: ast.expr, loop: CellLoop) -> ast.expr:
+    def _iterated(self, value: ast.expr, loop: _CellLoop) -> ast.expr:
         through = _TrackedIterable(self._lengths, loop)
         self._open(value, through)
         return self._constants.call(through, value)
@@ -301,7 +301,7 @@ class _Follower:
         if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Constant):
             self._open(value.args[0], through)  # call injected by `feed_loops` around the iterable
             return
-        name = value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")
+        name = _callee_name(value)
         # `islice(x, n)` ends with `x` or after `n` items.
         if name == "islice" and len(value.args) == 2:
             bounds, reads = range(2), (_known_length, _bound)
@@ -315,6 +315,11 @@ class _Follower:
             through.parts.append(part)
             self._open(argument, through)
             value.args[at] = self._constants.call(part, argument)
+
+
+def _callee_name(call: ast.Call) -> str:
+    """Return the last name of a callee: `zip`, and `islice` of `itertools.islice`; "" without a name."""
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
 
 
 def _bound(value: Any) -> int | None:
@@ -379,7 +384,7 @@ def _inside(loop: ast.For) -> Iterator[ast.For | ast.While]:
 def _feed(owner: Any, fed: _FedIterable, constants: InjectedCalls) -> None:
     value = owner.iter if isinstance(owner, ast.For) else owner.args[0]
     if isinstance(value, ast.Call) and value.args and not isinstance(value.args[0], ast.Starred):
-        name = value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")
+        name = _callee_name(value)
         if name in _AROUND:
             _feed(value, fed, constants)
             return

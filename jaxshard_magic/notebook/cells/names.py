@@ -11,11 +11,10 @@ from typing import Any
 
 from ...introspect import is_a, own_dict, static_attribute
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_MOST_LAYERS = 50  # objects that have every attribute, such as mocks, have layers without end
-_OWN_SCOPE = (*_DEFINITIONS, ast.Lambda)
-_OWN_SCOPE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*DEFS, ast.ClassDef)
+_OWN_SCOPE = (*_DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_MOST_LAYERS = 50  # objects that have every attribute, such as mocks, have layers without end
 
 
 def in_scope(node: ast.AST) -> Iterator[ast.AST]:
@@ -206,7 +205,7 @@ def bindings(body: Sequence[ast.stmt]) -> dict[str, list[Any]]:
 
 
 def _bound_by(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, (*DEFS, ast.ClassDef)):
+    if isinstance(node, _DEFINITIONS):
         yield node.name, node
     elif isinstance(node, ast.Import):
         for each in node.names:

@@ -98,7 +98,7 @@ class FunctionValue:
     wrapped: "Sequence[FunctionValue]" = ()
     jitted: bool = False
     node: Any = None
-    compiled: "tuple[NameScope, types.FunctionType, ObjectValue | None] | None" = None
+    compiled: "tuple[NameScope, types.FunctionType, _ObjectValue | None] | None" = None
     around: str = ""
     method: bool = False
 
@@ -141,7 +141,7 @@ class FunctionValue:
 
 
 @dataclass(eq=False)
-class ObjectValue:
+class _ObjectValue:
     """Object of the notebook, or of a class known by its source.
 
     Attributes:
@@ -193,9 +193,9 @@ class ClassValue:
     _known: "dict[Any, Value]" = field(default_factory=dict)
 
     def attribute(self, name: str) -> "Value":
-        return self.member(name, ObjectValue(None, self))
+        return self.member(name, _ObjectValue(None, self))
 
-    def member(self, name: str, of: ObjectValue) -> "Value":
+    def member(self, name: str, of: _ObjectValue) -> "Value":
         """Return a method, or an attribute assigned by methods.
 
         In a class of the cell, steps are bound in the class. A class of the notebook stays unchanged if the object has
@@ -212,7 +212,7 @@ class ClassValue:
             self._known[key] = self._member(key, name, of)
         return self._known[key]
 
-    def _member(self, key: Any, name: str, of: ObjectValue) -> "Value":
+    def _member(self, key: Any, name: str, of: _ObjectValue) -> "Value":
         own = self.inside is not None or of.place is None
         for node in self._methods:
             if node.name == name:
@@ -229,7 +229,7 @@ class ClassValue:
         return self._known[key] or next((value for value in found if value is not None), None)
 
     def _given(
-        self, method: Any, name: str, value: ast.expr, part: int | None, of: ObjectValue, before: "Value"
+        self, method: Any, name: str, value: ast.expr, part: int | None, of: _ObjectValue, before: "Value"
     ) -> "Value":
         """Return the value assigned by a method to an attribute, with the functions of the value `before` merged."""
         within = self._within(method, of)
@@ -256,12 +256,12 @@ class ClassValue:
     def _methods(self) -> list[Any]:
         return [node for node in self.node.body if isinstance(node, DEFS)]
 
-    def _within(self, method: Any, of: ObjectValue) -> "NameScope":
+    def _within(self, method: Any, of: _ObjectValue) -> "NameScope":
         inside = None if self.inside is None else (*self.inside, self.node.name)
         return self.names.within(method, inside, dict.fromkeys(parameters(method)[:1], of), self.node.name)
 
 
-Value = FunctionValue | ObjectValue | ClassValue | None
+Value = FunctionValue | _ObjectValue | ClassValue | None
 
 
 class NameScope:
@@ -277,7 +277,7 @@ class NameScope:
         """Return the value of a name; None if unknown."""
         raise NotImplementedError
 
-    def resolve_object(self, value: Any, place: StepLocation | None, of: ObjectValue | None = None) -> Value:
+    def resolve_object(self, value: Any, place: StepLocation | None, of: _ObjectValue | None = None) -> Value:
         """Return the description of an object of the notebook.
 
         Args:
@@ -293,9 +293,9 @@ class NameScope:
             return self.lookup(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.resolve(node.value)
-            return owner.attribute(node.attr) if isinstance(owner, (ObjectValue, ClassValue)) else None
+            return owner.attribute(node.attr) if isinstance(owner, (_ObjectValue, ClassValue)) else None
         made = self.resolve(node.func) if isinstance(node, ast.Call) else None
-        return ObjectValue(None, made) if isinstance(made, ClassValue) else None
+        return _ObjectValue(None, made) if isinstance(made, ClassValue) else None
 
     def functions_from(self, node: ast.expr) -> tuple[list[FunctionValue], bool]:
         """Return the functions that an expression evaluates to, wrapped or not, and whether they are jitted."""
@@ -360,7 +360,7 @@ class NameScope:
         if of or jitted:
             return FunctionValue(name, place, [(self, [value])], of, jitted, value, around=self.around)
         found = self.resolve(value)
-        return replace(found, place=place) if isinstance(found, ObjectValue) else found
+        return replace(found, place=place) if isinstance(found, _ObjectValue) else found
 
 
 class SourceScope(NameScope):
@@ -390,7 +390,7 @@ class SourceScope(NameScope):
         owner = ".".join(filter(None, (around, getattr(node, "name", ""))))
         self.around = owner if inside is None else ""
 
-    def resolve_object(self, value: Any, place: StepLocation | None, of: ObjectValue | None = None) -> Value:
+    def resolve_object(self, value: Any, place: StepLocation | None, of: _ObjectValue | None = None) -> Value:
         return self._outer.resolve_object(value, place, of)
 
     def lookup(self, name: str) -> Value:
@@ -513,7 +513,7 @@ class NotebookScope(NameScope):
         home = None if here else function.__globals__
         return self.resolve_object(function.__globals__.get(name), StepLocation(name, False, home=home))
 
-    def resolve_object(self, value: Any, place: StepLocation | None, of: ObjectValue | None = None) -> Value:
+    def resolve_object(self, value: Any, place: StepLocation | None, of: _ObjectValue | None = None) -> Value:
         key = id(value), place
         if key not in self._known:
             self._known[key] = None
@@ -521,7 +521,7 @@ class NotebookScope(NameScope):
             self._known[key] = self._told(value, place, of)
         return self._known[key]
 
-    def _told(self, value: Any, place: StepLocation | None, of: ObjectValue | None) -> Value:
+    def _told(self, value: Any, place: StepLocation | None, of: _ObjectValue | None) -> Value:
         """Return the description of an object, class or function."""
         if value is None:
             return None
@@ -530,11 +530,11 @@ class NotebookScope(NameScope):
             return node and ClassValue(node, self._seen_by(*functions_of(value)), None, place)
         function = plain_function(value) if callable(value) else None
         if function is None:
-            return ObjectValue(place, held=value, names=self)
+            return _ObjectValue(place, held=value, names=self)
         if not is_user_code(function) and not (self.libraries and _is_named(of)):
             return None
         names, node, owner = self._seen_by(function), definition_of(function), owner_of(value)
-        of = of if owner is None else ObjectValue(None, held=owner, names=self)
+        of = of if owner is None else _ObjectValue(None, held=owner, names=self)
         told = FunctionValue(
             function.__name__ if place is None else place.path.rpartition(".")[2],
             place,
@@ -567,7 +567,7 @@ def _declared_global(module: Any) -> dict[str, str]:
     return found
 
 
-def _is_named(of: ObjectValue | None) -> bool:
+def _is_named(of: _ObjectValue | None) -> bool:
     """Return whether an object has a name of its own in the notebook."""
     return of is not None and of.place is not None and "." not in of.place.path
 

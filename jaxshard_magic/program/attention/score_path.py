@@ -26,7 +26,7 @@ from .softmax import MAX_STEPS, ExpMask, Softmax
 
 
 @dataclass(frozen=True)
-class ScoreStep:
+class _ScoreStep:
     """One elementwise equation of a path.
 
     Attributes:
@@ -56,7 +56,7 @@ class ScorePath:
 
     value: Value
     labels: Labels
-    steps: list[ScoreStep] = field(default_factory=list)
+    steps: list[_ScoreStep] = field(default_factory=list)
     obstacle: Equation | None = None
 
 
@@ -80,7 +80,7 @@ def score_path_of(walk: BackwardWalk, softmax: Softmax) -> ScorePath:
         # With several operands from products, `e` is no change of one array of scores.
         if len(path_operands) > 1:
             path.obstacle = path.obstacle or e
-        path.steps.append(ScoreStep(e, path_operands[0], path.labels, later_scale))
+        path.steps.append(_ScoreStep(e, path_operands[0], path.labels, later_scale))
         later_scale = _scale_before(walk, e, path_operands[0], later_scale)
         v = e.operands[path_operands[0]]
         assert v is not None
@@ -94,11 +94,11 @@ def _scale_before(walk: BackwardWalk, e: Equation, operand_index: int, later_sca
     if later_scale is None or e.name in ("add", "add_any", "select_n") or (e.name == "sub" and operand_index == 0):
         return later_scale
     # A negative factor would turn very low fills into very high scores.
-    number = scale_factor(walk, e, operand_index)
+    number = _scale_factor(walk, e, operand_index)
     return None if number is None or number <= 0 else later_scale * number
 
 
-def scale_factor(walk: BackwardWalk, e: Equation, operand_index: int) -> float | None:
+def _scale_factor(walk: BackwardWalk, e: Equation, operand_index: int) -> float | None:
     """Return the number by which `e` multiplies its operand `operand_index`.
 
     None where `e` does something else, or where the number is unknown or 0.
@@ -116,7 +116,7 @@ def scale_factor(walk: BackwardWalk, e: Equation, operand_index: int) -> float |
     return None if not number else number if e.name == "mul" else 1 / number
 
 
-def mask_fill(walk: BackwardWalk, step: ScoreStep) -> float | None:
+def _mask_fill(walk: BackwardWalk, step: _ScoreStep) -> float | None:
     """Return the number that a `where` puts in place of scores, as the softmax sees it.
 
     None for another equation, or for a number too large to hide keys (above `MASKED_SCORE`).
@@ -162,7 +162,7 @@ def _leads_to_product(walk: BackwardWalk, v: Value | None, max_depth: int, known
 
 
 @dataclass(frozen=True)
-class _ScoreTransform:
+class ScoreTransform:
     """Effect of the equations between scores and softmax; fields as in `Attention`.
 
     Attributes:
@@ -201,7 +201,7 @@ class _ScoreMask:
 
 def read_score_transform(
     walk: BackwardWalk, label_positions: Mapping[int, int], softmax: Softmax, path: ScorePath
-) -> _ScoreTransform | Equation:
+) -> ScoreTransform | Equation:
     """Return the effect of all equations between scores and softmax, or the first equation without a known effect.
 
     Args:
@@ -237,7 +237,7 @@ class _ScoreReader:
         self._changed_after_mask = False  # whether a bias or another elementwise change followed a mask
         self._factors: list[tuple[Expression, bool]] = []
 
-    def read_step(self, step: ScoreStep) -> bool:
+    def read_step(self, step: _ScoreStep) -> bool:
         """Read one more equation; return False for an equation without a known effect."""
         return (
             # The most specific form first: the later ones would match most of these steps too.
@@ -261,7 +261,7 @@ class _ScoreReader:
         self._masks.append(_ScoreMask(key_visibility(conditions, self._rank), float("-inf")))
         return True
 
-    def transform(self) -> _ScoreTransform:
+    def transform(self) -> ScoreTransform:
         span, conditions = DistanceSpan(), list[MaskCondition]()
         for mask in self._masks:
             span &= mask.visibility.span
@@ -270,7 +270,7 @@ class _ScoreReader:
         expression, scale = (self._written, "written") if masks_in_score_mod else (self._bare, "bare")
         score_mod = None if isinstance(expression, Scores) else expression
         fill = self._masks[-1].fill if self._masks else float("-inf")
-        return _ScoreTransform(
+        return ScoreTransform(
             self._scales[scale], span, tuple(conditions), fill, score_mod, masks_in_score_mod, tuple(self._factors)
         )
 
@@ -294,8 +294,8 @@ class _ScoreReader:
         same_fills = len(set(fills)) == 1 and not any(mask.is_additive for mask in self._masks)
         return may_be_fully_masked and not (same_fills and not self._changed_after_mask)
 
-    def _read_scale(self, step: ScoreStep) -> bool:
-        number = scale_factor(self._walk, step.equation, step.operand_index)
+    def _read_scale(self, step: _ScoreStep) -> bool:
+        number = _scale_factor(self._walk, step.equation, step.operand_index)
         if number is None:
             return False
         if isinstance(self._bare, Scores):
@@ -308,9 +308,9 @@ class _ScoreReader:
             self._written = self._apply(step, {}, self._written)
         return True
 
-    def _read_fill(self, step: ScoreStep) -> bool:
+    def _read_fill(self, step: _ScoreStep) -> bool:
         """Read `where(mask, scores, very small number)`."""
-        fill, mask = mask_fill(self._walk, step), step.equation.operands[0]
+        fill, mask = _mask_fill(self._walk, step), step.equation.operands[0]
         if fill is None or mask is None:
             return False
         expression = read_expression(self._walk, mask, self._to_positions(step.labels), self._rank, to_booleans=True)
@@ -323,7 +323,7 @@ class _ScoreReader:
         self._written = self._apply(step, {0: expression}, self._written)
         return True
 
-    def _read_query_factor(self, step: ScoreStep) -> bool:
+    def _read_query_factor(self, step: _ScoreStep) -> bool:
         """Read a factor that is equal for all keys; queries can be multiplied by it instead."""
         e, other = step.equation, None
         if e.name == "mul" or (e.name == "div" and step.operand_index == 0):
@@ -336,7 +336,7 @@ class _ScoreReader:
         self._factors.append((expression, e.name == "div"))
         return True
 
-    def _read_elementwise(self, step: ScoreStep) -> bool:
+    def _read_elementwise(self, step: _ScoreStep) -> bool:
         """Read any elementwise change by positions and values without a gradient: biases, caps, added masks."""
         e, labels = step.equation, self._to_positions(step.labels)
         others = {k: v for k, v in enumerate(e.operands) if k != step.operand_index and v is not None}
@@ -356,7 +356,7 @@ class _ScoreReader:
         self._bare, self._written = (self._apply(step, readable, tree) for tree in (self._bare, self._written))
         return True
 
-    def _read_addition(self, step: ScoreStep, k: int, v: Value) -> bool:
+    def _read_addition(self, step: _ScoreStep, k: int, v: Value) -> bool:
         """Read numbers added to scores: very small ones as masks, others besides as a bias; return False without a
         mask."""
         expression = read_expression(self._walk, v, self._to_positions(step.labels), self._rank, to_booleans=True)
@@ -377,7 +377,7 @@ class _ScoreReader:
                 self._masks.append(_ScoreMask(key_visibility(hiding[0], self._rank), hiding[1], is_additive=True))
         return True
 
-    def _apply(self, step: ScoreStep, others: Mapping[int, Expression], tree: Expression) -> Expression:
+    def _apply(self, step: _ScoreStep, others: Mapping[int, Expression], tree: Expression) -> Expression:
         """Return the equation of `step` as an expression on `tree`, with `others` as its remaining operands."""
         e, operands = step.equation, list[Expression]()
         for k, var in enumerate(e.jaxpr_eqn.invars):
@@ -388,7 +388,7 @@ class _ScoreReader:
                 operands.append(others[k])
             elif v is None:
                 operands.append(ExpressionLeaf(literal_array(var), ()))
-            else:  # a number, as `scale_factor` or `mask_fill` has checked
+            else:  # a number, as `_scale_factor` or `_mask_fill` has checked
                 operands.append(ExpressionLeaf(np.asarray(self._walk.scalar(e, k)), ()))
         return Apply(e.jaxpr_eqn, tuple(operands))
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..primitives import sharding_rules
-from ..primitives.sharding_rules import axis_dims
 from .batch_labels import CONSTANT, Constant, ExampleSum, Label, PerExample, RowIndex, SizeDependent, size_label
 from .rule_site import (
     NotProvable,
@@ -306,7 +305,7 @@ def _keeps_dim(site: RuleSite, dim: int) -> bool:
     if "padding_config" in site.params:
         return not any(site.params["padding_config"][dim])
     if site.eqn.primitive.has_axis:
-        return dim not in axis_dims(site.params, len(site.operand_shape(0)))
+        return dim not in sharding_rules.axis_dims(site.params, len(site.operand_shape(0)))
     return site.result_shape[dim] == site.operand_shape(0)[dim]
 
 

@@ -111,7 +111,7 @@ def follow_batch(
     >>> follow_batch(trace(2), trace(8), {1: 0}).output_labels
     (ExampleSum(scale=Fraction(1, 4)),)
     """
-    ratio = batch_ratio(small, large, batch)
+    ratio = _batch_ratio(small, large, batch)
     _require_same_form(small, large)
     orders = SortAnalysis(small), SortAnalysis(large)
     first = _label_program(LabelWalk(small, large, ratio, frozenset(), orders), batch)
@@ -167,7 +167,7 @@ def describe_equation(program: Program, index: int) -> str:
     return name
 
 
-def batch_ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
+def _batch_ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
     """Return the batch size of `large` divided by the batch size of `small`.
 
     Args:
@@ -313,7 +313,7 @@ def follow_single_example(
             raise
         return at_one
     programs = small, large, at_two.small, at_two.large
-    ratios = batch_ratio(small, large, batch), at_two.ratio
+    ratios = _batch_ratio(small, large, batch), at_two.ratio
     # A trace at one example may compute other numbers than a trace at two. Labels are transferred only if all equations
     # that compute something are the same, with the same numbers.
     have_same_numbers = _have_same_numbers(programs, ratios, every=difference is None)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from operator import is_
 from types import FunctionType
 from typing import Any, TypeVar
 from weakref import ref
@@ -34,7 +33,7 @@ _TRACED_ONCE = "%%shard runs a step's Python once, when it is traced"
 
 
 @dataclass(frozen=True)
-class StateChange:
+class _StateChange:
     """Change of a reachable value by the step's own code.
 
     Attributes:
@@ -128,7 +127,7 @@ class PythonState:
         for i in self._input_positions:
             now[i] = self._values[i]
         # By identity: `==` of a user's class or of an array may run anything.
-        return inputs if all(map(is_, now, self._values)) and all(map(can_be_input, inputs)) else None
+        return inputs if all(map(operator.is_, now, self._values)) and all(map(can_be_input, inputs)) else None
 
     # In a program's key -----------------------------------------------------------------------------------------------
 
@@ -162,20 +161,20 @@ class PythonState:
 
     # After a trace ----------------------------------------------------------------------------------------------------
 
-    def changes(self) -> list[StateChange]:
+    def changes(self) -> list[_StateChange]:
         """Return all changes by the step's code since the snapshot."""
-        changes: dict[Any, StateChange] = {}
+        changes: dict[Any, _StateChange] = {}
         for slot, before in self._saved_slots():
             if (now := slot.value) is before or is_a(slot.holder, FunctionType):
                 continue
             if slot.is_named or _change_kind(now) == "array":
-                changes.setdefault((id(slot.holder), slot.key), StateChange(slot.name, slot.where, _change_kind(now)))
+                changes.setdefault((id(slot.holder), slot.key), _StateChange(slot.name, slot.where, _change_kind(now)))
         for each, form, values in self._saved_containers():
             if not _is_unchanged(each, form, values):
-                changes[id(each.target)] = StateChange(each.name, each.where, _change_kind(list(each.values())))
+                changes[id(each.target)] = _StateChange(each.name, each.where, _change_kind(list(each.values())))
         for name, where, generator, before in self._saved_generators():
             if repr(impure.generator_state(generator)) != repr(before):
-                changes[id(generator)] = StateChange(name, where, "random")
+                changes[id(generator)] = _StateChange(name, where, "random")
         return list(changes.values())
 
     def restore(self) -> None:
@@ -207,7 +206,7 @@ class PythonState:
 def _is_unchanged(container: Container, key: Any, values: Sequence[Any]) -> bool:
     """Return whether a container is unchanged."""
     now = list(container.values())
-    return container.contents_key() == key and len(now) == len(values) and all(map(is_, now, values))
+    return container.contents_key() == key and len(now) == len(values) and all(map(operator.is_, now, values))
 
 
 def can_be_input(value: Any) -> bool:
@@ -293,7 +292,7 @@ def trace_without_side_effects(trace: Callable[[], _Traced], state: PythonState 
         return traced
 
 
-def _side_effect_error(step: str, changes: list[StateChange]) -> ShardError:
+def _side_effect_error(step: str, changes: list[_StateChange]) -> ShardError:
     first = min(changes, key=lambda change: ("random", "array", "value").index(change.kind))
     same_kind = [change.name for change in changes if change.kind == first.kind]
     names, where = list_names(same_kind[:3]), location_text(*first.where)

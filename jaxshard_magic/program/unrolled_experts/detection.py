@@ -32,7 +32,7 @@ from .expert_groups import (
 
 
 @dataclass(frozen=True)
-class _IndexedLoop:
+class IndexedLoop:
     """Scan whose trips take consecutive parts of arrays.
 
     Attributes:
@@ -46,7 +46,7 @@ class _IndexedLoop:
 
 def _find_indexed_loops(
     program: Program, weights: Set[Value], expert_counts: Set[int], parts: ArrayParts
-) -> dict[int, _IndexedLoop]:
+) -> dict[int, IndexedLoop]:
     """Return the scans that take matrices of weights by the trip's index, by equation index.
 
     Args:
@@ -55,7 +55,7 @@ def _find_indexed_loops(
         expert_counts: Possible numbers of experts; the length of the scan must be among them.
         parts: Parts of arrays in the program's bodies.
     """
-    loops: dict[int, _IndexedLoop] = {}
+    loops: dict[int, IndexedLoop] = {}
     for e in program.equations:
         if not e.is_scan or e.params["length"] not in expert_counts:
             continue
@@ -78,7 +78,7 @@ def _find_indexed_loops(
             if part.source in outside and program.shapes[part.source][part.dim] == trips * part.size
         }
         if any(outside[p.source] in weights and len(program.shapes[p.source]) > 2 for p in loop_parts.values()):
-            loops[e.index] = _IndexedLoop(counter_carry, loop_parts)
+            loops[e.index] = IndexedLoop(counter_carry, loop_parts)
     return loops
 
 
@@ -143,7 +143,7 @@ class UnrolledExperts:
     orders: Mapping[SubJaxpr, list[ExecutionUnit]]
     obstacles: tuple[str, ...]
     unrouted_obstacles: tuple[str, ...]
-    indexed_loops: Mapping[int, _IndexedLoop] = field(default_factory=dict)
+    indexed_loops: Mapping[int, IndexedLoop] = field(default_factory=dict)
     batched_lines: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
