@@ -95,6 +95,14 @@ def test_an_exception_passes_through_and_descriptor_2_is_what_it_was(error, capf
     assert capfd.readouterr().err == "mine\n"
 
 
+def test_a_capture_closes_its_files_itself():
+    with capture_messages():
+        redirect = compiler_log._redirect
+    assert redirect is not None
+    assert redirect._file.closed
+    assert redirect._meant.closed  # Python would close it late, where a traceback holds it
+
+
 def test_an_inner_capture_has_its_own_complaints_and_the_outer_one_all(capfd):
     before = which()
     with capture_messages() as outer:
