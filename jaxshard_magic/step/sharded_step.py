@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
@@ -34,14 +34,15 @@ from ..report import Alternative, Check, EarlyEnd, Measured, Report
 from ..targets import target_of
 from ..targets.device_memory import peak_bytes
 from ..temporary import Restored, list_elements
-from .checkpoint_loop import CheckpointLoop
 from .copies import deepcopy_step, gather_state, reduce_step
 from .fast_calls import fast_call
 from .feed_waits import FeedWaits, match_feed, waiting_matchers
 from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
-from .save_restore import restore, save
 from .step_programs import StepPrograms, StepSignature, step_signature
+
+if TYPE_CHECKING:
+    from .checkpoint_loop import CheckpointLoop
 
 RECENT = 4  # kinds of calls (shapes, modes) with a fast path at the same time
 
@@ -446,6 +447,9 @@ class ShardedStep:
         Raises:
             ShardError: The path can't be written, or the folder has a checkpoint of this number already.
         """
+        # Imported late, here and below: the room of checkpoints takes 40 ms, which most steps never need.
+        from .save_restore import save
+
         return save(self, path, state, rename, force)
 
     def restore(
@@ -478,6 +482,8 @@ class ShardedStep:
         Raises:
             ShardError: The checkpoint has another state; raised before reading, and naming the first differing leaf.
         """
+        from .save_restore import restore
+
         return restore(self, path, like, number, cast, rename, part)
 
     def report(self) -> Report:
@@ -548,7 +554,7 @@ class ShardedStep:
 
     def checkpoint(
         self, folder: str | PathLike[str], *, every: int | str = 100, keep: int | None = 3, resume: bool = False
-    ) -> CheckpointLoop:
+    ) -> "CheckpointLoop":
         """Save the state of the following loop between its calls, as `%%shard --checkpoint` does.
 
         The returned object is a context manager that saves once more at its end. A save takes the time of a copy to the
@@ -581,6 +587,8 @@ class ShardedStep:
         2 computed: [64.0, 32.0]
         3 computed: [64.0, 32.0, 16.0, 8.0, 4.0]
         """
+        from .checkpoint_loop import CheckpointLoop
+
         self.checkpoint_loop = self.last_checkpoint_loop = CheckpointLoop(folder, every, keep, resume)
         return self.checkpoint_loop
 

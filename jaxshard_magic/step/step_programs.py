@@ -333,26 +333,17 @@ class StepPrograms:
         on_planned: Callable[[CompiledStep], None] | None = None,
     ) -> CompiledStep:
         """Compile a call, as a pipeline or as one program."""
+        pipelined = request.pipeline is not None
+        compile_call = compile_pipelined if pipelined else partial(compile_step, allow_plan_only=allow_plan_only)
         # Python drops an interrupt that comes while JAX's function for garbage collections runs.
         with interruptible():
-            if request.pipeline is not None:
-                return compile_pipelined(
-                    flat_call,
-                    request,
-                    say=self.say,
-                    compile_limit=self.compile_limit,
-                    beside=self.compiling_context,
-                    traces=self.traces,
-                    on_planned=on_planned,
-                )
-            return compile_step(
+            return compile_call(
                 flat_call,
                 request,
                 say=self.say,
                 compile_limit=self.compile_limit,
                 beside=self.compiling_context,
                 traces=self.traces,
-                allow_plan_only=allow_plan_only,
                 on_planned=on_planned,
             )
 
