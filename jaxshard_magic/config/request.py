@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .. import hardware
 from ..errors import ShardError, did_you_mean, list_names
-from ..specs import compile_rule, parse_assignment, parse_rule, parse_spec
+from ..specs import compile_rule, format_spec, parse_assignment, parse_rule, parse_spec
 from ..targets import target_of
 from .mesh import MeshSpec
 from .options import DATA, GradientOptions, PipelineOptions, PositionOptions
@@ -110,8 +110,8 @@ class Request:
     def options(self) -> dict[str, Any]:
         """Options different from the defaults, by name, as plain data for a report."""
         placed: dict[str, Any] = {
-            "specs": {name: _text(spec) for name, spec in self.specs.items()},
-            "rules": {pattern: _text(spec) for pattern, spec in self.rules},
+            "specs": {name: format_spec(spec) for name, spec in self.specs.items()},
+            "rules": {pattern: format_spec(spec) for pattern, spec in self.rules},
             "donate": self.donate,
             "attention": self.attention,
             "check": self.check or None,
@@ -299,10 +299,6 @@ def _spec(given: SpecLike) -> PartitionSpec:
 def _rule(pattern: str, spec: SpecLike) -> tuple[str, PartitionSpec]:
     compile_rule(pattern)  # raises for an invalid regular expression
     return pattern, _spec(spec)
-
-
-def _text(spec: PartitionSpec) -> str:
-    return f"P({', '.join(map(repr, spec))})"
 
 
 def is_line(text: str) -> bool:

@@ -23,7 +23,7 @@ from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import InputRoles
 from ..program.sizes import nbytes
-from ..specs import RequestedSpec
+from ..specs import RequestedSpec, format_spec
 from .expert_resident_rows import with_expert_biases
 from .shard_local_sorts import ShardLocalSorts, find_shard_local_sorts
 
@@ -352,3 +352,8 @@ def without_axes(spec: Iterable[Axes], axes: Collection[str]) -> Spec:
 def partition_spec(spec: Sequence[Axes]) -> PartitionSpec:
     """Return a spec as jax takes it: `("data",)` becomes "data", `()` becomes None."""
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+
+
+def dim_spec_text(dim: int, axes: Sequence[str]) -> str:
+    """Return the spec that shards dimension `dim` alone, as written in a `%%shard` line: `P(None, 'data')`."""
+    return format_spec(partition_spec([*[()] * dim, tuple(axes)]))

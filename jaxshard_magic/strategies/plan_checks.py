@@ -14,7 +14,7 @@ from ..program.flow import Flow, follow_aliases
 from ..program.roles import BATCH, PARAMS
 from ..program.source_lines import user_line
 from ..program.trace import Traced, path_name
-from .layout import Layout
+from .layout import Layout, dim_spec_text
 
 
 def check_examples_divide(traced: Traced, layout: Layout, *, can_pad: bool) -> None:
@@ -52,7 +52,7 @@ def _hint_of_earlier_dim(traced: Traced, layout: Layout, i: int, dim: int) -> tu
     fits = (d for d in range(dim) if shape[d] > 1 and shape[d] % layout.device_count(axes) == 0)
     if i < len(traced.consts) or (d := next(fits, None)) is None:
         return "", None
-    option = f'--spec "{path_name(traced.in_paths[i])}={_spec_text(d, axes)}"'
+    option = f'--spec "{path_name(traced.in_paths[i])}={dim_spec_text(d, axes)}"'
     return f"; if dim {d} ({shape[d]}) are the examples, say {option}", option
 
 
@@ -70,7 +70,7 @@ def batch_findings(traced: Traced, layout: Layout) -> Iterator[Finding]:
             "nearly as well. The numbers are the same either way, what moves is not."
         )
         next_one = dim + 1 < len(shape) and shape[dim + 1] % layout.device_count(layout.batch_axes) == 0
-        fix = f'--spec "{name}={_spec_text(dim + 1, [axis])}"' if next_one and i >= len(traced.consts) else None
+        fix = f'--spec "{name}={dim_spec_text(dim + 1, [axis])}"' if next_one and i >= len(traced.consts) else None
         yield Finding("batch-guess", "info", message, fix)
     if batch.joining_equation is not None:
         yield from _joined_rows_findings(traced, layout, batch.joining_equation)
@@ -84,7 +84,7 @@ def _no_batch_finding(traced: Traced, layout: Layout, axis: str) -> Finding:
     fitting = (i for i in data if i >= first and shapes[i][0] % layout.mesh.shape[axis] == 0)
     i = next(fitting, None)
     if i is not None:
-        fix = f'--spec "{path_name(traced.in_paths[i])}={_spec_text(0, [axis])}"'
+        fix = f'--spec "{path_name(traced.in_paths[i])}={dim_spec_text(0, [axis])}"'
         return Finding("no-batch", "warning", message, fix)
     if data and data[0] < first:
         message += " The step closes over its data: what it is given as an argument can be divided."
@@ -161,13 +161,7 @@ def _spec_options(traced: Traced, layout: Layout, more_inputs: Sequence[int]) ->
         leaves = roots[path_name(path[:1])]
         whole = all(dims_by_input.get(j) == d for j in leaves)
         specs[path_name(path[:1] if whole else path)] = d
-    return " ".join(f'--spec "{name}={_spec_text(d, layout.batch_axes)}"' for name, d in specs.items())
-
-
-def _spec_text(dim: int, axes: Sequence[str]) -> str:
-    """Return the spec that shards dimension `dim` over `axes`, as written in a `%%shard` line: `P(None, 'data')`."""
-    over = repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
-    return f"P({'None, ' * dim}{over})"
+    return " ".join(f'--spec "{name}={dim_spec_text(d, layout.batch_axes)}"' for name, d in specs.items())
 
 
 def _indivisible_dims(layout: Layout) -> Iterator[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from ..program.ir import Equation, Value
 from ..program.primitives.primitive import Kind
 from ..program.source_lines import user_line
 from ..program.trace import is_closed_over
-from .layout import Axes, Layout, Spec, without_axes
+from .layout import Axes, Layout, Spec, dim_spec_text, without_axes
 from .positions import find_positions, key_dims
 
 
@@ -254,7 +254,7 @@ def _no_positions_message(layout: Layout, axes: Axes) -> str:
     shown = list_names(f"{layout.input_names[i]} ({' x '.join(map(str, shapes[inputs[i]]))})" for i in data[:4])
     more = f" and {len(data) - 4} more" if len(data) > 4 else ""
     specs = (
-        f"{layout.input_names[i]}=P({'None, ' * dim}'{axes[0]}')"
+        f"{layout.input_names[i]}={dim_spec_text(dim, axes[:1])}"
         for i in data
         for dim, size in enumerate(shapes[inputs[i]])
         if dim not in layout.batch.input_dims.get(i, (0,)) and size % layout.device_count(axes) == 0
