@@ -111,6 +111,8 @@ LATE_MODULES = {
     "hosts.pickling",
     "hosts.plain_values",
     "program.nnx_objects",
+    "step.checkpoint_loop",
+    "step.save_restore",
     "views.comparison.widget",
     "views.explorer_widget",
     "views.figures",
