@@ -213,6 +213,12 @@ class Notebook:
         return self.shell.user_ns[name]
 
 
+def restore_devices(count: int) -> None:
+    """Go back to `count` simulated devices: a mesh such as `cpu:16` took others, which stay for the whole process."""
+    if simulate.config_value(CPU_DEVICES) != count:
+        simulate.start(count)
+
+
 @contextmanager
 def shell() -> Iterator[InteractiveShell]:
     """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook, and there are as
@@ -228,8 +234,7 @@ def shell() -> Iterator[InteractiveShell]:
         atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
-        if simulate.config_value(CPU_DEVICES) != devices:  # a cell's `%mesh cpu:16` took others
-            simulate.start(devices)
+        restore_devices(devices)
 
 
 @pytest.fixture
@@ -279,12 +284,14 @@ def browser() -> "Browser":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """A browser ends before a module that begins without one: its event loop would trouble the tests there."""
+    """A file's tests begin with the devices that the first ones had, and without a browser unless they ask for one: its
+    event loop would trouble them."""
     try:
         return (yield)
     finally:
         same_file = nextitem is not None and item.path == nextitem.path
         if not same_file:
+            restore_devices(int(SETTINGS["JAX_NUM_CPU_DEVICES"]))
             _set_aside()
         if not (same_file or "browser" in _fixtures(nextitem)):
             _close_browser()
