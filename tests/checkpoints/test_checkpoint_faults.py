@@ -195,7 +195,7 @@ def test_the_rights_behind_a_link_of_another_user_stay_as_they_are(tmp_path, mon
 
 
 FAILS = """
-import os, resource, shutil, sys, time
+import resource, shutil, sys
 import jax.numpy as jnp
 import jaxshard_magic
 
@@ -213,8 +213,8 @@ try:
                 elif how == "no room":
                     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
                 elif how == "no descriptors":
-                    most = len(os.listdir("/proc/self/fd")) + 1
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                    # Only the three standard ones: what the save under way closes is no use to the next one.
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 except jaxshard_magic.ShardError as error:
     print(error)
 """
@@ -233,9 +233,10 @@ def test_a_process_ends_after_a_save_that_failed(how, tmp_path):
     command = [sys.executable, "-c", FAILS, str(tmp_path / "run"), how]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    # A file is met where the save before is looked for, or where the next is written.
-    told = ("write checkpoint", "is a file") if how == "a file in its place" else ("write checkpoint",)
+    # A file, and the want of descriptors, are met where the save before is looked for, or where the next is written.
+    told = ["write checkpoint"]
+    told += {"a file in its place": ["is a file"], "no descriptors": ["too many files are open"]}.get(how, [])
     *before, last = ran.stdout.splitlines() or [""]
     assert any(x in last for x in told), ran.stdout + ran.stderr
-    # A save that fails ends the loop, whose last state is saved once more: descriptors may be free again by then.
+    # A save that fails ends the loop; the one that was under way may be written still.
     assert len(before) <= 1 and all(x.startswith("saved at step ") for x in before), ran.stdout + ran.stderr
