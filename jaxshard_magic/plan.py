@@ -235,6 +235,8 @@ class Plan:
         positions: Divided positions, an entry per number of positions.
         in_memory: Memory kind of each input; empty if all are in device memory.
         out_memory: Memory kind of each output; empty if all are in device memory.
+        explicit_axes: The step is written for a mesh with explicit axes.
+        result_mesh: Mesh of the outputs: `mesh` with the explicit axes of the caller's mesh; None for `mesh` itself.
     """
 
     mesh: Mesh
@@ -260,20 +262,23 @@ class Plan:
     positions: tuple[DividedPositions, ...] = ()
     in_memory: tuple[str | None, ...] = ()
     out_memory: tuple[str | None, ...] = ()
+    explicit_axes: bool = False
+    result_mesh: Mesh | None = None
 
     @property
     def in_shardings(self) -> list[NamedSharding]:
         """Shardings of the trace's inputs."""
-        return self._shardings(self.in_specs, self.in_memory)
+        return self._shardings(self.mesh, self.in_specs, self.in_memory)
 
     @property
     def out_shardings(self) -> list[NamedSharding]:
         """Shardings of the trace's outputs."""
-        return self._shardings(self.out_specs, self.out_memory)
+        return self._shardings(self.result_mesh or self.mesh, self.out_specs, self.out_memory)
 
-    def _shardings(self, specs: Sequence[PartitionSpec], kinds: Sequence[str | None]) -> list[NamedSharding]:
+    @staticmethod
+    def _shardings(mesh: Mesh, specs: Sequence[PartitionSpec], kinds: Sequence[str | None]) -> list[NamedSharding]:
         pairs = zip(specs, kinds or (None,) * len(specs), strict=True)
-        return [NamedSharding(self.mesh, spec, memory_kind=kind) for spec, kind in pairs]
+        return [NamedSharding(mesh, spec, memory_kind=kind) for spec, kind in pairs]
 
     @property
     def batch_shards(self) -> int:

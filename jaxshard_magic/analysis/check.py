@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
 from ..compilation.compiled_step import CompiledStep
@@ -18,10 +18,12 @@ from ..device_arrays import is_prng_key, put, to_numpy
 from ..errors import list_names
 from ..gradients.precision import cast_loss
 from ..plan import Plan
+from ..program.explicit_axes import ExplicitAxes, KeptPlacements, without_explicit_axes
 from ..program.flatten_call import FlatCall, shape_structs
 from ..program.ir import Program
 from ..program.jax_settings import suspend_checks
 from ..program.per_device import PerDeviceTrace
+from ..program.references import discharge_references
 from ..program.roles import BATCH
 from ..program.trace import Traced, path_name
 from ..report import BY_HAND, Check
@@ -45,11 +47,14 @@ class PlainStep:
 
     Args:
         peeled: Flat call of the step, with its inputs.
+        mesh: Mesh that a step written for explicit axes may name without having one.
     """
 
     @run_in_context(suspend_checks)
-    def __init__(self, peeled: FlatCall):
+    def __init__(self, peeled: FlatCall, mesh: Mesh):
         self._fun, self._avals = peeled.flat_function, shape_structs(peeled.leaves)
+        self._axes = ExplicitAxes(peeled.explicit_mesh, mesh, KeptPlacements.NONE)
+        self._own_shardings = peeled.own_shardings
         self._kinds = [_key_kind(x) for x in peeled.leaves]
         rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
         # Copied now, as the call may donate its arguments.
@@ -150,7 +155,11 @@ class PlainStep:
             return outs
 
         alone = traced.emulate(flat, shapes) if isinstance(traced, PerDeviceTrace) else flat
-        closed = jax.make_jaxpr(alone)(*self._avals)
+        closed, explicit_mesh = self._axes.trace(
+            lambda avals: discharge_references(jax.make_jaxpr(alone)(*avals)), self._avals, self._own_shardings
+        )
+        if explicit_mesh is not None:
+            closed = without_explicit_axes(closed, explicit_mesh, KeptPlacements.NONE)
         constants = [_device(to_numpy(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
         out_position = {path: i for i, path in enumerate(out_paths)}

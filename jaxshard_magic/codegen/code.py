@@ -105,7 +105,8 @@ def generate_code(
         elsewhere: Module to import the step from, where no source text is available.
 
     Raises:
-        ShardError: The step has neither run nor been compiled; the batch was padded; a Python loop over experts is
+        ShardError: The step has neither run nor been compiled; it is written for explicit mesh axes, or writes into
+            references; the batch was padded; a Python loop over experts is
             batched by the plan; matrices looked up per token are sorted by the plan; a divided dimension is computed
             wrongly by XLA without the plan; the step has `*` or `**` parameters; a host has rows not divided over hosts
             by the plan; or the program would read an unbound name.
@@ -115,6 +116,16 @@ def generate_code(
         raise ShardError(
             f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
             "the step on a batch that does, without --pad, then write its code"
+        )
+    if entry.plan.explicit_axes:
+        raise ShardError(
+            f"{step.name} is written for explicit mesh axes, which say in its own text where arrays lie: under "
+            "jax.set_mesh it is plain JAX as it is; without out_sharding and jax.reshard its code can be written"
+        )
+    if entry.result.references:
+        raise ShardError(
+            f"{step.name} writes into a jax.Ref, whose layout plain JAX takes from the reference: pass arrays and "
+            "return the new ones, then write its code"
         )
     finding_codes = {finding.code for finding in entry.plan.findings}
     if BATCHED_EXPERTS_CODE in finding_codes:

@@ -29,6 +29,7 @@ from ..errors import ShardError
 from ..gradients.accumulate import AccumulatedGradient
 from ..program.batching.batch_labels import Concatenated, Constant, PerExample, Summed
 from ..program.batching.followed_program import follow_batch
+from ..program.explicit_axes import ExplicitAxes
 from ..program.flatten_call import shape_structs
 from ..program.flow import Flow
 from ..program.gradient_calls import gradient_equations
@@ -378,7 +379,9 @@ def _reads_rows(step: "ShardedStep", n: int) -> bool:
     part = [a.update(shape=(a.shape[0] // n, *a.shape[1:])) if i in cut else a for i, a in enumerate(avals)]
     try:
         with mesh_context(step.mesh):
-            large, small = (capture_gradients(call, these) for these in (avals, part))
+            large, small = (
+                capture_gradients(call, these, ExplicitAxes(call.explicit_mesh, step.mesh)) for these in (avals, part)
+            )
         return _follows_rows(small, large, cut)
     except (ShardError, TypeError, ValueError):  # a step with sizes from elsewhere does not trace on a smaller batch
         return False

@@ -30,6 +30,7 @@ from ..pipeline.split_step import SplitStep
 from ..plan import Finding, Plan
 from ..program.batching.followed_program import describe_equation
 from ..program.callbacks import has_raising_callbacks
+from ..program.explicit_axes import ExplicitAxes
 from ..program.facts import Facts
 from ..program.flatten_call import FlatCall, ResultStructure, shape_structs
 from ..program.gc_pause import gc_paused
@@ -137,16 +138,16 @@ def split_call(
     # The sub-meshes of all ranks have one shape, so the step is planned for the first alone.
     on_rank = request.on_rank(ranks.sub_meshes[0])
     start = time.perf_counter()
-    call, metadata = (trace_or_reuse(flat_call, request, say, traces), [noted for _, noted, _ in flat_call.inputs])
+    call, own = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
     call = call.on_mesh(ranks.sub_meshes[0], whole=False)
-    call = with_blocked_scans(flat_call, on_rank, call, metadata, whole=False)
+    call = with_blocked_scans(flat_call, on_rank, call, own, whole=False)
     assert call.captured is not None
     step = flatten_step(call.captured.closed)
     # Raises for a step that can't be split, before anything is planned.
     gradient_calls(step)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
-    facts = find_facts(call.traced, on_rank, metadata)
+    facts = find_facts(call.traced, on_rank, own)
     rewritten = rewrite_in_microbatches(flat_call, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))
@@ -169,7 +170,8 @@ def split_call(
         finding for program in (step, *(each.large for each in calls)) for finding in _dropped_effect_findings(program)
     )
     findings = (*call.findings, *rewritten.findings, *left_out, *_uncut_loss_findings(split))
-    chosen_plan = replace(chosen_plan, findings=(*chosen_plan.findings, *findings))
+    findings = (*chosen_plan.findings, *findings)
+    chosen_plan = replace(chosen_plan, findings=findings, explicit_axes=call.axes.mesh is not None)
     chosen_plan = with_memory_kinds(chosen_plan, facts.traced, flat_call.leaves)
     return SplitCall(facts.traced, call.result, rewritten, chosen_plan, ranks, split, split_at, trace_s)
 
@@ -186,10 +188,10 @@ def outline_call(flat_call: FlatCall, request: Request, facts: Facts) -> Outline
     Raises:
         ShardError: The step has no gradient call, or one in a loop. Exceptions of the user's own code pass through.
     """
-    known = facts.traced.cache
+    known, axes = facts.traced.cache, ExplicitAxes(flat_call.explicit_mesh, request.mesh)
     if "outline" not in known:
         with mesh_context(RankMeshes(request.mesh, request.stage_axis).sub_meshes[0]):
-            known["outline"] = Outline(capture_gradients(flat_call, shape_structs(flat_call.leaves)), facts)
+            known["outline"] = Outline(capture_gradients(flat_call, shape_structs(flat_call.leaves), axes), facts)
     return known["outline"]
 
 

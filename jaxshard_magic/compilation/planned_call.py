@@ -15,6 +15,7 @@ from ..errors import ShardError
 from ..gradients.captures import needed_captures
 from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
+from ..program.explicit_axes import explicit_mesh_of
 from ..program.facts import Facts
 from ..program.flatten_call import FlatCall, ResultStructure, shape_structs
 from ..program.gc_pause import gc_paused
@@ -93,7 +94,12 @@ def plan_call(
         way = choose_attention(request, partial(_plan_traced, flat_call, say=say, traces=traces))
     call, facts, rewritten, final_plan = way.call, way.facts, way.rewritten, way.plan
     final_plan = with_memory_kinds(final_plan, facts.traced, flat_call.leaves)
-    final_plan = replace(final_plan, findings=(*final_plan.findings, *call.findings))
+    final_plan = replace(
+        final_plan,
+        findings=(*final_plan.findings, *call.findings),
+        explicit_axes=call.axes.mesh is not None,
+        result_mesh=explicit_mesh_of(request.mesh, flat_call.explicit_mesh),
+    )
     if rewritten is not None:
         final_plan = replace(final_plan, findings=(*final_plan.findings, *rewritten.findings))
         for i, (dim, more) in rewritten.added.items():
@@ -116,16 +122,16 @@ def _plan_traced(
 ) -> TracedPlan:
     """Trace, rewrite and plan a call under a request with a definite form of attention."""
     start = time.perf_counter()
-    call, metadata = (trace_or_reuse(flat_call, request, say, traces), [noted for _, noted, _ in flat_call.inputs])
+    call, own = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
     if not request.per_device:
         call = call.on_mesh(request.mesh, whole=True)
-        call = with_blocked_scans(flat_call, request, call, metadata, whole=True)
+        call = with_blocked_scans(flat_call, request, call, own, whole=True)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     rewritten = None
     if "ep" in request.axes:
         call = with_batched_experts(flat_call, request, call)
-    facts = find_facts(call.traced, request, metadata)
+    facts = find_facts(call.traced, request, own)
     sequential_loops = (*call.loops.obstacles, *call.loops.unrouted_obstacles)
     if sequential_loops and not facts.mixes_experts:
         raise ShardError(describe_sequential_loop(sequential_loops[0]))
@@ -138,7 +144,7 @@ def _plan_traced(
         batch = {i + more: dims for i, dims in facts.batch.input_dims.items()}
         # Found in the step before the rewrite, as the rewritten gradient calls are no longer the user's own.
         loss = find_loss(facts.traced, facts.flow, facts.roles.state)
-        facts = find_facts(rewritten.traced, request, metadata, batch)
+        facts = find_facts(rewritten.traced, request, own, batch)
         return TracedPlan(call, facts, rewritten, replace(plan(facts, request), loss=loss), trace_s)
     return TracedPlan(call, facts, rewritten, plan(facts, request), trace_s)
 

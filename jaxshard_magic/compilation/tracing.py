@@ -17,6 +17,14 @@ from ..gradients.rewrite import require_gradients, with_plain_gradients
 from ..plan import Finding
 from ..program.blocked_scan import scan_in_blocks
 from ..program.escapes import return_escaped_values
+from ..program.explicit_axes import (
+    NO_EXPLICIT_AXES,
+    AnyMesh,
+    ExplicitAxes,
+    KeptPlacements,
+    mesh_of_constants,
+    without_explicit_axes,
+)
 from ..program.flatten_call import FlatCall, ResultStructure, shape_structs
 from ..program.gathered_weights import may_gather_weights, sort_gathered_products
 from ..program.gradient_calls import capture_vjp
@@ -52,6 +60,7 @@ class TracedCall:
         loops: Loops over experts.
         looked_up: Lines that look up a matrix for each token, rewritten to sorted tokens.
         effects: Side effects of a step without jit, executed at tracing only, in words with their line.
+        axes: Mesh with explicit axes under which the step was traced, if any, and which sharding types are kept.
         scans: Number of associative scans.
         blocks: Number of blocks of each associative scan; 1 for JAX's own form.
     """
@@ -65,6 +74,7 @@ class TracedCall:
     loops: ExpertLoopLines = NO_EXPERT_LOOPS
     looked_up: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
+    axes: ExplicitAxes = NO_EXPLICIT_AXES
     scans: int = 0
     blocks: int = 1
 
@@ -134,18 +144,23 @@ class TraceCache(dict[Hashable, TracedCall]):
 
     def get_trace(self, flat_call: FlatCall, request: Request) -> TracedCall:
         """Return the traced call, from an earlier request if possible. Raises the errors of `trace_call`."""
-        needs_captures, call = _needs_captures(request), self.get(flat_call.key)
+        # Under `spmd` the layouts of a step with sharding types are those of its types.
+        typed = request.compiler_decides and flat_call.explicit_mesh is not None
+        key = ("typed", flat_call.key) if typed else flat_call.key
+        needs_captures, call = _needs_captures(request), self.get(key)
         if call is None or (needs_captures and call.captured is None):
-            call = self[flat_call.key] = self._trace(flat_call, request, needs_captures)
+            call = self._trace(flat_call, request, needs_captures or typed)
+            self[key] = call
         if not needs_captures:
             return replace(call, captured=None)
         assert call.captured is not None
         require_gradients(call.captured, request.gradients)
         return call
 
-    def _trace(self, flat_call: FlatCall, request: Request, captured: bool) -> TracedCall:
-        """Trace a call, with captured gradient calls if any request needs them and the step allows it."""
-        if self.captures and not captured:
+    def _trace(self, flat_call: FlatCall, request: Request, for_this: bool) -> TracedCall:
+        """Trace a call: for this request alone, or with captured gradient calls if any request needs them and the step
+        allows it."""
+        if self.captures and not for_this:
             try:
                 return trace_call(flat_call, request, captures=True)
             except ShardError:  # the call may be traceable without captures
@@ -183,16 +198,29 @@ def trace_call(flat_call: FlatCall, request: Request, *, captures: bool = False,
             fix="%%shard pmap",
         )
     captured, scans = None, _ScanHook(blocks)
+    kept = KeptPlacements.ALL if request.compiler_decides else KeptPlacements.WRITTEN
+    # The work of one device has no sharding.
+    axes = NO_EXPLICIT_AXES if mapped else ExplicitAxes(flat_call.explicit_mesh, request.mesh, kept)
     if captures or _needs_captures(request):
-        captured, result = _trace_flat_call(flat_call, avals, mapped, capture_vjp, scans)
+        captured, result, mesh = _trace_flat_call(flat_call, avals, mapped, axes, capture_vjp, scans)
         require_gradients(captured, request.gradients)
         traced = with_plain_gradients(captured, mapped)
     else:
-        traced, result = _trace_flat_call(flat_call, avals, mapped, scans=scans)
+        traced, result, mesh = _trace_flat_call(flat_call, avals, mapped, axes, scans=scans)
     traced = traced if mapped is None else mapped.per_device_trace(traced, result)
     state = flat_call.state
     effects = () if state is None else (f"{what} ({location_text(*where)})" for what, where in state.effects.items())
-    return TracedCall(traced, result, captured, mapped, effects=tuple(effects), scans=scans.count, blocks=blocks)
+    effects, count = tuple(effects), scans.count
+    return TracedCall(
+        traced,
+        result,
+        captured,
+        mapped,
+        effects=effects,
+        axes=replace(axes, mesh=mesh, fallback=None),
+        scans=count,
+        blocks=blocks,
+    )
 
 
 class _ScanHook:
@@ -214,7 +242,7 @@ class _ScanHook:
 
 
 def with_blocked_scans(
-    flat_call: FlatCall, request: Request, call: TracedCall, metadata: Sequence[Any], *, whole: bool
+    flat_call: FlatCall, request: Request, call: TracedCall, own: Sequence[Any], *, whole: bool
 ) -> TracedCall:
     """Return the call with associative scans in as many blocks as the sequence has shards, traced again.
 
@@ -224,7 +252,7 @@ def with_blocked_scans(
         flat_call: The call, with flat inputs.
         request: Strategy, mesh and options.
         call: Traced call.
-        metadata: Metadata of the flat inputs.
+        own: Flax partitioning, or own sharding, of the flat inputs.
         whole: Whether the request's mesh is the mesh of the whole step.
 
     Raises:
@@ -232,7 +260,7 @@ def with_blocked_scans(
     """
     if "sp" not in request.axes or not call.scans:
         return call
-    facts = find_facts(call.traced, request, metadata)
+    facts = find_facts(call.traced, request, own)
     blocks = prod(request.mesh.shape[axis] for axis in sequence_axes(facts, request))
     captures = call.captured is not None
     # The cache belongs to the trace, which several requests share.
@@ -269,8 +297,13 @@ def _batch_experts(flat_call: FlatCall, call: TracedCall) -> TracedCall:
     assert home is not None
     if captured is None:
         try:
-            captured, result = _trace_flat_call(
-                flat_call, shape_structs(flat_call.leaves), None, capture_vjp, _ScanHook(call.blocks)
+            captured, result, _ = _trace_flat_call(
+                flat_call,
+                shape_structs(flat_call.leaves),
+                None,
+                call.axes,
+                capture_vjp,
+                _ScanHook(call.blocks),
             )
         except ShardError:  # the step takes gradients where they can't be captured
             return call
@@ -332,7 +365,7 @@ def capture_at_sizes(flat_call: FlatCall, call: TracedCall, needs: NeededCapture
 def _capture_at_size(flat_call: FlatCall, shapes: CaptureShapes, call: TracedCall) -> Traced:
     """Return the step with captured gradient calls, traced for other shapes."""
     try:
-        captured = capture_gradients(flat_call, shapes.avals, call.mapped, call.blocks)
+        captured = capture_gradients(flat_call, shapes.avals, call.axes, call.mapped, call.blocks)
         return captured if call.home is None else call.home(captured)[0]
     except ShardError:
         raise
@@ -347,34 +380,44 @@ def _capture_at_size(flat_call: FlatCall, shapes: CaptureShapes, call: TracedCal
 
 
 def capture_gradients(
-    flat_call: FlatCall, avals: Sequence[Any], mapped: DeviceMapping | None = None, blocks: int = 1
+    flat_call: FlatCall,
+    avals: Sequence[Any],
+    axes: ExplicitAxes,
+    mapped: DeviceMapping | None = None,
+    blocks: int = 1,
 ) -> Traced:
     """Return the step with each gradient call as one equation, traced for flat arguments of the given avals.
 
     Args:
         flat_call: The call, with flat inputs.
         avals: Avals of the flat arguments.
+        axes: How a step written for explicit axes is traced.
         mapped: Mapping over devices; None for a step on whole arrays.
         blocks: Number of blocks for associative scans.
     """
-    return _trace_flat_call(flat_call, avals, mapped, capture_vjp, _ScanHook(blocks))[0]
+    return _trace_flat_call(flat_call, avals, mapped, axes, capture_vjp, _ScanHook(blocks))[0]
 
 
 def _trace_flat_call(
     flat_call: FlatCall,
     avals: Sequence[Any],
     mapped: DeviceMapping | None,
+    axes: ExplicitAxes,
     wrap_vjp: Callable[[Vjp], Vjp] | None = None,
     scans: Callable[[Scan], Scan] = lambda scan: scan,
-) -> tuple[Traced, ResultStructure]:
+) -> tuple[Traced, ResultStructure, AnyMesh | None]:
     """Trace a flat call.
 
     Args:
         flat_call: The call, with flat inputs.
         avals: Avals of the flat arguments.
         mapped: Mapping over devices; None for a step on whole arrays.
+        axes: Meshes to trace a step under that is written for explicit axes.
         wrap_vjp: Replaces the step's calls of vjp; None to leave them.
         scans: Replaces associative scans.
+
+    Returns:
+        The trace, without sharding types; the structure of the result; and the mesh with explicit axes, if any.
     """
     name, paths = flat_call.step.name, [path for path, _, _ in flat_call.inputs]
     calls, results = [flat_call], list[ResultStructure]()
@@ -384,12 +427,19 @@ def _trace_flat_call(
         results.append(result)
         return outs, out_paths
 
-    def trace_once() -> Traced:
+    def trace_under(avals: Sequence[Any]) -> Traced:
         with explain_trace_errors(name), device_trace_context(mapped), user_code(), hook_associative_scan(scans):
             return return_escaped_values(trace(fun, avals, paths, wrap_vjp))
 
+    def trace_once() -> tuple[Traced, AnyMesh | None]:
+        return axes.trace(trace_under, avals, flat_call.own_shardings)
+
     try:
-        return trace_without_side_effects(trace_once, flat_call.state, name), results[-1]
+        traced, mesh = trace_without_side_effects(trace_once, flat_call.state, name)
+        if (mesh := mesh or mesh_of_constants(traced.consts)) is not None:
+            closed = without_explicit_axes(traced.closed, mesh, axes.kept)
+            traced = replace(traced, closed=closed)
+        return traced, results[-1], mesh
     finally:
         # A kept exception keeps the frames of its traceback and their closures: these must not hold the call's arrays.
         calls.clear()

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, tree_flatten_with_path
 
-from ..errors import calls_users_code
+from ..errors import ShardError, calls_users_code
 from ..introspect import static_attribute
 from . import container_writes
 from .argument_errors import check_leaves, check_result_value, static_key
 from .cache_keys import IdentityKey, cache_key
+from .explicit_axes import explicit_mesh_in_context, has_explicit_axes
 from .memory_kinds import memory_kind, put_on_host, shape_in_memory
 from .python_state import NO_STATE_INPUTS, PythonState, ReachableState, StateInputs, WatchKind
+from .references import read_reference, write_references
 from .trace import path_name
 from .unwrap import NUMBERS, UnwrappedStep
 
@@ -41,17 +44,20 @@ class ResultStructure:
             object number k.
         update: Update of the NNX objects among the arguments; None without.
         written: Changes that the step makes to lists and dicts among its arguments.
+        references: For each `jax.Ref` among the arguments its position among their leaves, and the output that it
+            holds after a call.
     """
 
     treedef: Any
     leaves: tuple[tuple[str, Any], ...]
     update: "NnxUpdate | None"
     written: tuple[container_writes.ContainerWrite, ...] = ()
+    references: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_all_arrays(self) -> bool:
         """True if the result is all arrays and nothing is written back."""
-        return self.update is None and self._only_outputs and not self.written
+        return self.update is None and self._only_outputs and not (self.written or self.references)
 
     @property
     def python_values(self) -> "dict[KeyPath, Any]":
@@ -68,6 +74,18 @@ class ResultStructure:
     def _only_outputs(self) -> bool:
         """True if all leaves are outputs."""
         return all(kind == "out" for kind, _ in self.leaves)
+
+    def write_back(self, arguments: Any, outs: Sequence[Any], is_node: Callable[[Any], bool] | None) -> None:
+        """Write the outputs of a call into the lists, dicts and references among its arguments.
+
+        Args:
+            arguments: (args, kwargs) of the call.
+            outs: Outputs of the call.
+            is_node: Predicate for NNX objects, which are leaves; None where there are none.
+        """
+        if self.references:
+            write_references(self.references, jax.tree.leaves(arguments, is_leaf=is_node), outs)
+        container_writes.apply_writes(self.written, arguments, outs)
 
     def build(self, outs: Sequence[Any], nodes: Sequence[Any] = ()) -> Any:
         """Build the result from flat outputs and NNX objects."""
@@ -90,6 +108,8 @@ class FlatCall:
         statics: Static parameters of the user's own jit.
         treedef: Treedef of `arguments`.
         array_positions: Leaves of `arguments` that are traced.
+        reference_positions: Traced leaves of `arguments` that are references (`jax.Ref`); their flat inputs are the
+            arrays that they hold.
         node_positions: Leaves of `arguments` that are NNX objects.
         python_values: Leaves of `arguments` that stay Python values, by position.
         nodes: NNX objects, flattened; None without.
@@ -99,6 +119,7 @@ class FlatCall:
         state: Values read besides the arguments that are no inputs. None for a jitted step, and for a call without its
             arrays.
         extra_inputs: Values read besides the arguments that are inputs.
+        mesh_in_context: Mesh that the caller has set (`jax.set_mesh`), if an axis of it is explicit; else None.
     """
 
     step: UnwrappedStep
@@ -107,6 +128,7 @@ class FlatCall:
     statics: Mapping[int | str, Any]
     treedef: Any
     array_positions: tuple[int, ...]
+    reference_positions: tuple[int, ...]
     node_positions: tuple[int, ...]
     python_values: Mapping[int, Any]
     nodes: "NnxNodes | None"
@@ -115,11 +137,13 @@ class FlatCall:
     loose_key: Hashable
     state: PythonState | None = None
     extra_inputs: StateInputs = NO_STATE_INPUTS
+    mesh_in_context: Mesh | None = None
 
     @property
     def is_all_arrays(self) -> bool:
         """True if nothing but arrays goes into the call."""
-        return not (self.node_positions or self.python_values or self.statics or self.extra_inputs.slots)
+        other = self.node_positions or self.reference_positions or self.python_values or self.statics
+        return not (other or self.extra_inputs.slots)
 
     @property
     def call_signature(self) -> tuple[int, tuple[str, ...]]:
@@ -149,6 +173,7 @@ class FlatCall:
         """Run the step on flat arrays; return flat arrays, their key paths, and the structure of the result."""
         all_leaves, n_call_leaves = dict(self.python_values), self.node_leaf_count + len(self.array_positions)
         all_leaves.update(zip(self.array_positions, leaves[self.node_leaf_count : n_call_leaves], strict=True))
+        all_leaves.update({i: jax.new_ref(all_leaves[i]) for i in self.reference_positions})
         traced_objects = None
         if self.nodes is not None:
             traced_objects = nnx_objects().TracedObjects(self.nodes, leaves[: self.node_leaf_count])
@@ -164,7 +189,15 @@ class FlatCall:
         )
         with self.extra_inputs.bind_values(leaves[n_call_leaves:]) if self.extra_inputs.slots else nullcontext():
             result = put_on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host)
-        return self._flatten_result(result, traced_objects, containers_before)
+        outs, paths, structure = self._flatten_result(result, traced_objects, containers_before)
+        if not self.reference_positions:
+            return outs, paths, structure
+        first = len(outs)
+        outs += [all_leaves[i][...] for i in self.reference_positions]
+        path_by_leaf = dict(zip(self.array_positions, self.inputs[self.node_leaf_count :], strict=False))
+        paths += [path_by_leaf[i][0] for i in self.reference_positions]
+        references = tuple((i, first + k) for k, i in enumerate(self.reference_positions))
+        return outs, paths, replace(structure, references=references)
 
     def _flatten_result(
         self, result: Any, traced_objects: Any, containers_before: container_writes.ContainerSnapshot | None
@@ -218,9 +251,27 @@ class FlatCall:
         """
         nodes = None if self.nodes is None else replace(self.nodes, roots=(), holders=(), index=None)
         call = replace(self, leaves=shape_structs(self.leaves), arguments=((), {}), nodes=nodes, state=None)
-        # The cached property is filled now, as it is computed from the arguments.
-        call.__dict__["inputs"] = self.inputs
+        # The cached properties are filled now, as they are computed from the arguments.
+        call.__dict__.update(inputs=self.inputs, own_shardings=self.own_shardings)
         return call
+
+    @cached_property
+    def own_shardings(self) -> tuple[NamedSharding | None, ...]:
+        """Sharding of each flat input over a mesh, as the caller passes it; None without one."""
+        shardings = (getattr(x, "sharding", None) for x in self.leaves)
+        return tuple(at if isinstance(at, NamedSharding) else None for at in shardings)
+
+    @property
+    def explicit_mesh(self) -> Mesh | AbstractMesh | None:
+        """Mesh with explicit axes that the step is called under, or that its arguments lie on; None without one."""
+        meshes = (at.mesh for at in self.own_shardings if at is not None)
+        return self.mesh_in_context or next(filter(has_explicit_axes, meshes), None)
+
+    @property
+    def own_placements(self) -> list[Any]:
+        """Placement of each flat input by Flax's metadata, or else by its own sharding; None without."""
+        pairs = zip(self.inputs, self.own_shardings, strict=True)
+        return [own if noted is None else noted for (_, noted, _), own in pairs]
 
     @cached_property
     def inputs(self) -> list[tuple[KeyPath, Any, bool]]:
@@ -234,6 +285,8 @@ class FlatCall:
         for path, _, partitioning in _flatten_boxes(self.arguments, node_predicate(self.step)):
             parameter, key = parameter_name(path)
             rows.append(((key, *path[2:]), partitioning, self.step.donates(parameter)))
+        for i in self.reference_positions:  # its array is the reference's own, and is replaced by each call
+            rows[i] = (*rows[i][:2], True)
         arrays = [rows[i] for i in self.array_positions]
         arrays += [((GetAttrKey(slot.name),), None, False) for slot in self.extra_inputs.slots]
         if self.nodes is None:
@@ -257,7 +310,8 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
     is_node = node_predicate(step)
     leaves, tree = jax.tree.flatten(arguments, is_leaf=is_node)
     node_places = tuple(i for i, x in enumerate(leaves) if is_node(x))
-    array_places = tuple(i for i, x in enumerate(leaves) if _is_traced(x, step))
+    reference_places = _reference_places(step, leaves)
+    array_places = tuple(i for i, x in enumerate(leaves) if i in reference_places or _is_traced(x, step))
     python_values = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
     if python_values:
         check_leaves(
@@ -269,13 +323,18 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
         nodes = nnx_objects().open_nodes([leaves[i] for i in node_places], [paths[i] for i in node_places])
     state = None if step.jitted else PythonState(_reachable(step, arguments, is_node, python_values), step.input_names)
     extra_values = () if state is None else state.input_values
-    flat = [*(nodes.leaves() if nodes is not None else ()), *(leaves[i] for i in array_places), *extra_values]
+    flat = [
+        *(nodes.leaves() if nodes is not None else ()),
+        *(held_array(leaves[i]) for i in array_places),
+        *extra_values,
+    ]
     exact_part = (
         tree,
         tuple((k, static_key(v, step, k)) for k, v in statics.items()),
         nodes and (tuple(map(_GraphdefKey, nodes.graphdefs)), nodes.structures),
         tuple(map(aval_key, flat)),
         tuple(getattr(jax.config, name) for name in _TRACE_SETTINGS),
+        reference_places,
     )
     keys = {i: cache_key(x) for i, x in python_values.items()}
     reads_key, loose_reads_key = (None, None) if state is None else state.program_keys()
@@ -289,6 +348,7 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
         statics,
         tree,
         array_places,
+        reference_places,
         node_places,
         python_values,
         nodes,
@@ -297,7 +357,21 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
         (exact_part, (loose_values_key, loose_reads_key)),
         state,
         NO_STATE_INPUTS if state is None else state.inputs,
+        explicit_mesh_in_context(),
     )
+
+
+def _reference_places(step: UnwrappedStep, leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Return the positions of references (`jax.Ref`) among the leaves. Raises ShardError for one that comes twice."""
+    places = tuple(i for i, x in enumerate(leaves) if isinstance(x, jax.Ref))
+    if len({id(leaves[i]) for i in places}) < len(places):
+        raise ShardError(f"{step.name} is given the same jax.Ref twice, so that its value is not defined; pass it once")
+    return places
+
+
+def held_array(x: Any) -> Any:
+    """Return the array that a reference holds; any other leaf is returned unchanged."""
+    return read_reference(x) if isinstance(x, jax.Ref) else x
 
 
 def _reachable(

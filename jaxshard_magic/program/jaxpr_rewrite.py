@@ -3,11 +3,21 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, NamedSharding
 
 from .gradient_calls import GradientCall
+from .primitives import shape_of
+from .thread_state import JaxContexts
+
+# An identity, to put in the place of other equations.
+IDENTITY_EQUATION = jax.make_jaxpr(lambda x: checkpoint_name(x, "placed by the step"))(0.0).jaxpr.eqns[0]
 
 EquationRewrite = Callable[[JaxprEqn], Sequence[JaxprEqn]]  # an equation to its replacements
 
@@ -36,6 +46,21 @@ def all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
     # A rewrite that changes nothing visits all bodies, and allocates no jaxpr.
     rewrite_equations(jaxpr, note)
     return iter(equations)
+
+
+def constraint_like(eqn: JaxprEqn, sharding: NamedSharding) -> JaxprEqn:
+    """Return an equation that constrains an array to a sharding, with the operand, the result and the line of `eqn`."""
+    model = _constraint_equation(sharding, len(shape_of(eqn.invars[0])))
+    return eqn.replace(primitive=model.primitive, params=model.params, effects=model.effects)
+
+
+@lru_cache(maxsize=1024)
+def _constraint_equation(sharding: NamedSharding, ndim: int) -> JaxprEqn:
+    shape = jax.ShapeDtypeStruct((sharding.mesh.size,) * ndim, np.float32)  # any axes divide it
+    # Without a mesh: the equation would remember the one that is set now.
+    with JaxContexts(partial(jax.sharding.use_abstract_mesh, AbstractMesh((), ()))):
+        [eqn] = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(shape).jaxpr.eqns
+    return eqn
 
 
 def _rewrite_bodies(eqn: JaxprEqn, change: EquationRewrite) -> JaxprEqn:

@@ -91,8 +91,8 @@ def trace(
     consts = tuple(closed.consts)
     if any(isinstance(x, jax.Ref) for x in consts):
         raise ShardError(
-            "the step reads or writes a jax.Ref that was made outside of it, which no strategy places: make it in the "
-            "step (jax.new_ref), or pass its array and return the new one"
+            "the step closes over a jax.Ref, which no strategy places: pass it as an argument, or make it in the step "
+            "(jax.new_ref)"
         )
     names = [(GetAttrKey(_CLOSURE), SequenceKey(i)) for i in range(len(consts))]
     return Traced(hoist_constants(closed), (*names, *in_paths), paths, consts)

@@ -37,11 +37,6 @@ _MESH_MESSAGES = (  # part of JAX's message, what the user's line does, fix
         "places an array along an axis that the strategy's mesh has not",
         "add that axis to the mesh, with 1 device if need be, or take the placement out",
     ),
-    (
-        "cannot contain axis names that are of type Auto",
-        "places an array along an axis as of an explicit mesh, and the axes of a strategy's mesh are not explicit",
-        "use jax.lax.with_sharding_constraint, or take the placement out",
-    ),
 )
 _TYPE_ERROR_MESSAGES = (
     (

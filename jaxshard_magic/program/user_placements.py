@@ -1,24 +1,21 @@
 """Placements written in the step itself (sharding constraints, `device_put`, `jax.shard_map`), and their devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
-import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ShardError
 from .ir import Program
-from .jaxpr_rewrite import all_equations
+from .jaxpr_rewrite import IDENTITY_EQUATION, all_equations, constraint_like
 from .jaxpr_rewrite import rewrite_equations as with_changed
 from .memory_kinds import MemorySpace, memory_space
+from .primitives import shape_of
 from .source_lines import user_line
 from .trace import Traced
-
-# An identity, to put in the place of other equations.
-_NAME_EQUATION = jax.make_jaxpr(lambda x: checkpoint_name(x, "placed by the step"))(0.0).jaxpr.eqns[0]
 
 # Parameters of `device_put` with one entry for each operand.
 _PER_OPERAND_PARAMS = (
@@ -31,8 +28,8 @@ _PER_OPERAND_PARAMS = (
 def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: bool) -> tuple[Traced, tuple[str, ...]]:
     """Remove a step's placements on devices outside of a mesh.
 
-    A placement by axis names alone (an abstract mesh) fits a mesh of the same axes and sizes. Moves between device and
-    host memory stay, but the strategy decides on the sharding in each.
+    A placement by axis names alone (an abstract mesh) stays along the axes that `mesh` has, where they divide the
+    array. Moves between device and host memory stay, but the strategy decides on the sharding in each.
 
     Args:
         traced: Step.
@@ -41,7 +38,7 @@ def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: b
             by devices stays.
 
     Returns:
-        The step, and the source lines of the removed placements.
+        The step, and the source lines of placements that were removed, whole or along some axes.
 
     Raises:
         ShardError: A `jax.shard_map` is over other devices: its result depends on them.
@@ -67,10 +64,18 @@ def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: b
                 f"{_describe_mesh(mesh)}: use dp, fsdp or tp on a "
                 "mesh of the same devices, or leave shard_map out"
             )
-        if name == "sharding_constraint" and not _is_on_mesh(params["sharding"], fits_mesh):
-            removed_lines[user_line(eqn)] = None
+        sharding: Any = params.get("sharding")
+        if name == "sharding_constraint" and _is_abstract(sharding) and fits_mesh(sharding.mesh):
+            # By devices: a program for one device, as `--check` makes, knows no abstract mesh.
+            return (constraint_like(eqn, NamedSharding(mesh, sharding.spec)),)
+        if name == "sharding_constraint" and not _is_on_mesh(sharding, fits_mesh):
+            spec = _spec_on_mesh(sharding, mesh, shape_of(eqn.invars[0]))
+            if _axes_in(spec) != _axes_in(sharding.spec):
+                removed_lines[user_line(eqn)] = None
+            if _axes_in(spec):
+                return (constraint_like(eqn, NamedSharding(mesh, spec)),)
             # Not dropped but replaced by an identity, since later equations read its result.
-            return (eqn.replace(primitive=_NAME_EQUATION.primitive, params=_NAME_EQUATION.params),)
+            return (eqn.replace(primitive=IDENTITY_EQUATION.primitive, params=IDENTITY_EQUATION.params),)
         if name == "device_put":
             return tuple(map(put, _split_device_put(eqn)))
         return (eqn,)
@@ -93,6 +98,35 @@ def drop_foreign_placements(traced: Traced, mesh: Mesh, *, covers_all_devices: b
     return replace(traced, closed=ClosedJaxpr(jaxpr, traced.closed.consts)), lines
 
 
+def _spec_on_mesh(sharding: NamedSharding, mesh: Mesh, shape: Sequence[int]) -> PartitionSpec:
+    """Return a spec by axis names with the axes that `mesh` has; dimensions without any are left to the strategy.
+
+    Placements by devices have no names in common with a strategy's mesh, and lose all axes.
+    """
+    entries = []
+    if _is_abstract(sharding):
+        for n, entry in zip(shape, sharding.spec, strict=False):
+            axes = tuple(axis for axis in _entry_axes(entry) if axis in mesh.shape)
+            divides = n % prod(mesh.shape[axis] for axis in axes) == 0
+            entries.append(axes if axes and divides else PartitionSpec.UNCONSTRAINED)
+    return PartitionSpec(*entries)
+
+
+def _is_abstract(sharding: Any) -> bool:
+    """Return whether a sharding names axes of a mesh and no devices."""
+    return isinstance(getattr(sharding, "mesh", None), AbstractMesh)
+
+
+def _axes_in(spec: Iterable[Any]) -> set[str]:
+    """Return the mesh axes in a spec."""
+    return {axis for entry in spec for axis in _entry_axes(entry)}
+
+
+def _entry_axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes in an entry of a spec; none in None and `UNCONSTRAINED`."""
+    return entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+
+
 def placement_axes(program: Program) -> set[str]:
     """Return the mesh axes over which the step itself places arrays, by constraint, `device_put` or `jax.shard_map`."""
     specs = []
@@ -103,8 +137,7 @@ def placement_axes(program: Program) -> set[str]:
             specs += [getattr(at, "spec", ()) for at in e.params["devices"]]
         elif e.name == "shard_map":
             specs += [*e.params["in_specs"], *e.params["out_specs"]]
-    entries = (entry for spec in specs for entry in spec)
-    return {axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis}
+    return {axis for spec in specs for axis in _axes_in(spec)}
 
 
 def _has_placements(traced: Traced) -> bool:

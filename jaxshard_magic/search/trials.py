@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import Mesh
 
 from ..analysis.check import PlainStep
 from ..compilation.tracing import TraceCache
@@ -305,9 +306,9 @@ class _Reference:
         self._known: dict[Any, PlainStep] = {}
         self.notes: tuple[str, ...] = ()
 
-    def __call__(self, peeled: "FlatCall") -> "_Reference":
+    def __call__(self, peeled: "FlatCall", mesh: Mesh) -> "_Reference":
         if peeled.key not in self._known:
-            self._known[peeled.key] = PlainStep(peeled)
+            self._known[peeled.key] = PlainStep(peeled, mesh)
         self._plain = self._known[peeled.key]
         return self
 

@@ -15,6 +15,7 @@ from ..device_arrays import local_placement, put
 from ..errors import ShardError
 from ..introspect import is_a, static_attribute
 from ..program.flatten_call import nnx_objects
+from ..program.references import copy_reference, read_reference, write_reference
 from ..program.unwrap import is_jitted
 
 if TYPE_CHECKING:
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 
 
 def copy_arguments(arguments: Any) -> Any:
-    """Return `arguments` in new containers and NNX objects. Arrays are shared, as no step donates them."""
+    """Return `arguments` in new containers, NNX objects and references. Arrays are shared, as no step donates them."""
     if nnx := sys.modules.get("flax.nnx"):
         nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
         if any(map(nnx.graph.is_graph_node, nodes)):
             return nnx.clone(arguments)
-    return jax.tree.map(lambda leaf: leaf, arguments)
+    return jax.tree.map(lambda leaf: copy_reference(leaf) if isinstance(leaf, jax.Ref) else leaf, arguments)
 
 
 def gather_state(trees: Sequence[Any], to: Any) -> Any:
     """Return pytrees with every `jax.Array` moved to one place.
 
-    Modules and optimizers of Flax NNX are changed in place. NNX states and Variables are replaced by new ones.
+    Modules and optimizers of Flax NNX, and references (`jax.Ref`), are changed in place. NNX states and Variables are
+    replaced by new ones.
 
     Args:
         trees: State as returned by the step.
@@ -59,6 +61,9 @@ def _move_arrays(tree: Any, to: Any) -> Any:
     positions = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
     for i, x in zip(positions, put([leaves[i] for i in positions], to), strict=True):
         leaves[i] = x
+    references = [x for x in leaves if isinstance(x, jax.Ref)]
+    for each, x in zip(references, put(map(read_reference, references), to), strict=True):
+        write_reference(each, x)
     if is_object is not None:
         for x in leaves:
             if is_object(x):

@@ -12,9 +12,9 @@ import jax
 from ..compilation.compiled_step import CompiledStep
 from ..compilation.donation import OwnOutputs
 from ..program.cache_keys import cache_key
-from ..program.container_writes import apply_writes
 from ..program.flatten_call import FlatCall, nnx_objects, node_predicate, split_arguments
 from ..program.python_state import PythonState
+from ..program.references import read_reference
 
 MAX_WATCHED = 8  # sets of NNX objects followed for one program, the newest
 
@@ -68,14 +68,15 @@ class FastFlatCall:
         self.entry, self._step, self._own_outputs = entry, flat_call.step, own_outputs
         self._tree, self._places = flat_call.treedef, flat_call.array_positions
         self._held = [(i, cache_key(x)) for i, x in flat_call.python_values.items()]
-        self._state, self._written = flat_call.state, entry.result.written
+        self._state = flat_call.state
+        self._references = [flat_call.array_positions.index(i) for i in flat_call.reference_positions]
         self._statics = {k: cache_key(x) for k, x in flat_call.statics.items()}
         self._is_node = node_predicate(flat_call.step) if flat_call.node_positions else None
 
     def gather(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GatheredCall:
         """Return the program's inputs, and the arguments for `finish`."""
         arguments, leaves = self._flatten(args, kwargs)
-        return self._arrange([*(leaves[i] for i in self._places), *_read_state(self._state)]), arguments
+        return self._arrange([*self._arrays(leaves), *_read_state(self._state)]), arguments
 
     def watch(self, flat_call: FlatCall) -> bool:
         """Follow the values read by the step of a call; always True."""
@@ -87,7 +88,7 @@ class FastFlatCall:
         # Later calls donate arrays only if the step itself has returned them.
         if self.entry.donated:
             self._own_outputs.add(outs)
-        apply_writes(self._written, arguments, outs)
+        self.entry.result.write_back(arguments, outs, self._is_node)
         return self.entry.result.build(outs)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -100,6 +101,15 @@ class FastFlatCall:
             if cache_key(leaves[i]) != key:
                 raise CallMismatch
         return arguments, leaves
+
+    def _arrays(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the traced leaves, with the arrays of references. Raises CallMismatch for an array in their place."""
+        arrays = [leaves[i] for i in self._places]
+        for k in self._references:
+            if not isinstance(arrays[k], jax.Ref):
+                raise CallMismatch
+            arrays[k] = read_reference(arrays[k])
+        return arrays
 
     def _arrange(self, flat: Sequence[Any]) -> tuple[Any, ...]:
         """Return flat inputs arranged for the program. Raises CallMismatch if an input can't be donated."""
@@ -146,7 +156,7 @@ class FastGraphCall(FastFlatCall):
         if watch is None or not watch.is_unchanged(roots):
             raise CallMismatch
         # Unchanged objects need no new split of the NNX graph: the watch reads their arrays.
-        flat = [*watch.values(), *(leaves[i] for i in self._places), *_read_state(state)]
+        flat = [*watch.values(), *self._arrays(leaves), *_read_state(state)]
         return self._arrange(flat), (watch, arguments)
 
     def finish(self, call: Any, inputs: tuple[Any, ...], outs: Any) -> Any:
@@ -154,7 +164,7 @@ class FastGraphCall(FastFlatCall):
         if self.entry.donated:
             self._own_outputs.add(outs)
         watch, arguments = call
-        apply_writes(self._written, arguments, outs)
+        self.entry.result.write_back(arguments, outs, self._is_node)
         watch.set_values(self._holders, [outs[o] for o in self._outs])
         if not self._update.returned:
             return self.entry.result.build(outs)

@@ -321,7 +321,7 @@ def _batch_dims(flat_call: FlatCall, request: Request, say: Callable[[str], None
         call = trace_or_reuse(flat_call, request, say)
         if not request.per_device:
             call = call.on_mesh(request.mesh, whole=True)
-        facts = find_facts(call.traced, request, [noted for _, noted, _ in flat_call.inputs])
+        facts = find_facts(call.traced, request, flat_call.own_placements)
     first = len(call.traced.consts)
     dims_by_input = {i - first: dims[0] for i, dims in facts.batch.input_dims.items() if dims and i >= first}
     if not dims_by_input:

@@ -25,8 +25,8 @@ from ..config.request import Request
 from ..errors import ShardError
 from ..introspect import copy_metadata
 from ..live import MetricsRow
-from ..program.container_writes import apply_writes
-from ..program.flatten_call import FlatCall, nnx_objects
+from ..program.explicit_axes import without_explicit_mesh
+from ..program.flatten_call import FlatCall, nnx_objects, node_predicate
 from ..program.jax_settings import check_jit_enabled
 from ..program.source_lines import EnclosingTrace, enclosing_trace, strip_package_frames
 from ..program.unwrap import unwrap_step
@@ -83,7 +83,7 @@ class ShardedStep:
         self._last_watch: LoopMonitor | None = None  # the newest monitor
         self._loop_watch: LoopMonitor | None = None  # monitor of the loop before the newest
         self._profiled: tuple[CompiledStep, Profile] | None = None
-        self.reference: Callable[[FlatCall], Any] | None = None  # checked against; None for the plain step
+        self.reference: Callable[[FlatCall, Mesh], Any] | None = None  # checked against; None for the plain step
         self.checkpoint_loop: CheckpointLoop | None = None  # saves the state between calls, and skips calls
         self.last_checkpoint_loop: CheckpointLoop | None = None  # the newest one, also after its end
         self.count_expert_rows = False  # before the first call of each kind
@@ -608,8 +608,7 @@ class ShardedStep:
         return self.checkpoint_loop.run(entry, inputs, None if self.feed_ref is None else self.feed_ref())
 
     def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call on the slow path: find or compile the program, place the inputs, and enable the fast path for
-        later calls."""
+        """Run a call on the slow path: find or compile the program first."""
         name = self.programs.step.name
         if (target := target_of(self.mesh)) is not None:
             raise ShardError(
@@ -622,6 +621,11 @@ class ShardedStep:
             raise ShardError(
                 f"{name} was given a shape where it takes an array: .prepare(...) and --dry-run take shapes"
             )
+        with without_explicit_mesh():
+            return self._first_call(entry, flat_call)
+
+    def _first_call(self, entry: CompiledStep, flat_call: FlatCall) -> Any:
+        """Place the inputs of a call, run its program, and enable the fast path for later calls."""
         if waiting_matchers:
             matched = match_feed(self, entry, flat_call.leaves)
             if matched is not None:
@@ -632,7 +636,7 @@ class ShardedStep:
             flat_call = self._hosts.join_parts(entry, flat_call)
         # The plain step runs first, as the sharded step may donate its inputs.
         checks = self.check and self.checked is None and not self.skipping
-        plain = (self.reference or PlainStep)(flat_call) if checks else None
+        plain = (self.reference or PlainStep)(flat_call, self.request.mesh) if checks else None
         placed = entry.place_inputs(entry.pad_batch(flat_call.leaves), self._own_outputs)
         inputs = entry.arrange(placed)
         if self.count_expert_rows and entry.expert_rows is None and not self.skipping:
@@ -666,7 +670,7 @@ class ShardedStep:
             return outs
         if entry.donated:
             self._own_outputs.add(outs)
-        apply_writes(entry.result.written, flat_call.arguments, outs)
+        entry.result.write_back(flat_call.arguments, outs, node_predicate(flat_call.step))
         update, nodes = entry.result.update, flat_call.nodes
         if update is None:
             return entry.result.build(outs)

@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..config.request import Request
 from ..config.strategies import job_of
@@ -15,14 +15,14 @@ from .layout import Axes, Layout, Spec, from_partition_spec, partition_spec
 
 
 def find_placements(
-    traced: Traced, request: Request, metadata: Sequence[Any] = (), uneven_axes: Container[str] = ()
+    traced: Traced, request: Request, own: Sequence[Any] = (), uneven_axes: Container[str] = ()
 ) -> dict[int, RequestedSpec]:
     """Return the user's placement of each input; a spec of an argument beats a rule, a rule beats metadata.
 
     Args:
         traced: The step.
         request: Source of the specs and rules.
-        metadata: Flax partitioning, or None, of each of the last inputs; used by `spmd` only.
+        own: Flax partitioning, or the array's own sharding, or None, of each of the last inputs; used by `spmd` only.
         uneven_axes: Mesh axes over which a dimension may be uneven, since rows are padded later.
 
     Returns:
@@ -35,12 +35,13 @@ def find_placements(
     names = [path_name(p) for p in traced.in_paths]
     placed: dict[int, RequestedSpec] = {}
     # In order of precedence, the weakest first: a later entry replaces an earlier one.
-    for i, noted in enumerate(metadata, len(names) - len(metadata)):
-        if noted is not None and request.compiler_decides:
-            spec = _mesh_spec(noted, mesh)
-            placed[i] = RequestedSpec(
-                _validated_spec(traced, i, spec, mesh, names[i], uneven_axes), "the model's own metadata"
-            )
+    for i, noted in enumerate(own if request.compiler_decides else (), len(names) - len(own)):
+        if isinstance(noted, NamedSharding):
+            spec, source = _own_spec(noted, mesh), "as the array lies"
+        else:
+            spec, source = None if noted is None else _mesh_spec(noted, mesh), "the model's own metadata"
+        if spec is not None:
+            placed[i] = RequestedSpec(_validated_spec(traced, i, spec, mesh, names[i], uneven_axes), source)
     for i, name in enumerate(names):
         rule = match_rules(rules, name)
         if rule is not None:
@@ -101,6 +102,12 @@ def _mesh_spec(metadata_spec: Any, mesh: Mesh) -> PartitionSpec:
     return partition_spec(
         [tuple(a for a in axes if a in mesh.axis_names) for axes in from_partition_spec(metadata_spec)]
     )
+
+
+def _own_spec(sharding: NamedSharding, mesh: Mesh) -> PartitionSpec | None:
+    """Return the spec of an array that lies over a mesh of the same axes and sizes; None for all others."""
+    fits = dict(sharding.mesh.shape) == dict(mesh.shape) and any(entry is not None for entry in sharding.spec)
+    return PartitionSpec(*sharding.spec) if fits else None
 
 
 def inputs_under(name: str, names: Sequence[str]) -> list[int]:

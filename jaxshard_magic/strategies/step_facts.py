@@ -19,14 +19,14 @@ from .placements import find_placements, placed_dims
 
 
 def find_facts(
-    traced: Traced, request: Request, metadata: Sequence[Any] = (), batch: Mapping[int, tuple[int, ...]] | None = None
+    traced: Traced, request: Request, own: Sequence[Any] = (), batch: Mapping[int, tuple[int, ...]] | None = None
 ) -> Facts:
     """Analyse a traced step for a request.
 
     Args:
         traced: The step, or the program of one device.
         request: Source of the mesh, and of the placement by the user.
-        metadata: Flax partitioning, or None, of each of the last inputs.
+        own: Flax partitioning, or the array's own sharding, or None, of each of the last inputs.
         batch: Dimensions of inputs known to hold examples, by input index.
 
     Raises:
@@ -40,7 +40,7 @@ def find_facts(
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
     rows_follow = request.gradients.pad and request.pipeline is None and batch is None
     # Rows that are padded later need not divide.
-    placements_by_input = find_placements(traced, request, metadata, request.batch_axes if rows_follow else ())
+    placements_by_input = find_placements(traced, request, own, request.batch_axes if rows_follow else ())
     sizes = tuple(request.mesh.shape.values())
     tensor_parallel = prod(request.mesh.shape[axis] for axis in request.axes["tp"]) if "tp" in request.axes else 0
     cache_key = None if placements_by_input or batch else ("facts", frozenset(sizes), tensor_parallel)

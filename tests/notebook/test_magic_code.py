@@ -393,6 +393,31 @@ def test_a_step_with_star_arguments_is_refused_in_one_line(prepared):
     assert "takes * or ** arguments" in str(prepared.fails("%shard code"))
 
 
+EXPLICIT = """%%shard spmd
+def doubled(x):
+    return jax.reshard(x * 2, jax.P("data"))
+"""
+IN_PLACE = """%%shard dp
+def counted(total, x):
+    total[...] += jnp.sum(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "call", "told"),
+    [
+        (EXPLICIT, "doubled(jnp.ones(8))", "written for explicit mesh axes"),
+        (IN_PLACE, "counted(jax.new_ref(jnp.zeros(())), jnp.ones(8))", "writes into a jax.Ref"),
+    ],
+)
+def test_a_step_whose_own_text_says_the_layout_has_no_other_code(notebook, cell, call, told):
+    notebook.run("import jax, jax.numpy as jnp")
+    notebook.run("%mesh data=8;")
+    notebook.run(cell)
+    notebook.run(call)
+    assert told in str(notebook.fails("%shard code"))
+
+
 def test_what_a_failed_cell_did_not_run_is_left_out(prepared):
     prepared.run("rate = 0.1")
     prepared.fails("kept = 1\nrate = boom(3)\nrate = 7")

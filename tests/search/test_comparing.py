@@ -257,7 +257,7 @@ def test_an_interrupt_waits_for_no_compiler_and_no_user_code_runs_after_it(monke
 
 def test_where_the_plain_step_has_no_room_the_rest_is_told_without_a_check():
     class Full:
-        def __init__(self, peeled):
+        def __init__(self, *_):
             pass
 
         def against(self, *_):

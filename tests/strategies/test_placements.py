@@ -140,9 +140,23 @@ def test_what_names_axes_that_the_strategys_mesh_has_not_is_told_in_a_line():
     assert "along an axis that the strategy's mesh has not" in said and "with_sharding_constraint(h, P" in said
 
 
-def test_what_needs_an_explicit_mesh_is_told_in_a_line():
-    step, args = step_of(lambda h: jax.sharding.reshard(h, P("data")))
-    assert "as of an explicit mesh" in refused(step, args, "data=8", kind=AxisType.Explicit, data=8)
+def test_spmd_keeps_arrays_as_they_lie():
+    step, (params, x, y) = step_of(lambda h: h)
+    mesh = mesh_of(data=4, model=2)
+    lying = jax.tree.map(lambda w: jax.device_put(w, NamedSharding(mesh, P(None, "model"))), params)
+    x, y = (jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, y))
+    sharded = jaxshard_magic.shard(step, "spmd", mesh=mesh)
+    got, value = sharded(lying, x, y)
+    assert {leaf.spec for leaf in sharded.report().leaves if leaf.role == "params"} == {(None, "model")}
+    assert jax.tree.all(jax.tree.map(lambda a: a.sharding.spec == P(None, "model"), got))
+    # A rule comes before the layout, and a mesh of other axes knows nothing of it.
+    for other in (
+        jaxshard_magic.shard(step, "spmd", mesh=mesh, rules={"params": P()}),
+        jaxshard_magic.shard(step, "spmd", mesh="data=8"),
+    ):
+        other.prepare(lying, x, y)
+        assert {entry for leaf in other.report().leaves if leaf.role == "params" for entry in leaf.spec} <= {None}
+    np.testing.assert_allclose(value, step(params, x, y)[1], rtol=1e-5)
 
 
 def test_a_step_that_sets_a_mesh_is_told_to_leave_that_to_the_strategy():

@@ -21,3 +21,4 @@ from .jaxprs import scan_counts as scan_counts
 from .jaxprs import shape_of as shape_of
 from .jaxprs import with_outputs as with_outputs
 from .jaxprs import without_inputs as without_inputs
+from .jaxprs import wrapped_like as wrapped_like

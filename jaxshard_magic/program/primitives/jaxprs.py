@@ -3,7 +3,7 @@
 JAX offers no public names for several of the internals used here.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, TypeGuard
 
@@ -13,7 +13,7 @@ from jax import lax
 from jax._src.core import NamedAxisEffect, Trace  # jax has no public names for these
 from jax._src.effects import ordered_effects, shardable_ordered_effects
 from jax._src.lax.control_flow.conditionals import _switch_internal
-from jax._src.linear_util import DebugInfo, EqualStore, Store
+from jax._src.linear_util import DebugInfo, EqualStore, Store, wrap_init
 from jax._src.linear_util import WrappedFun as WrappedFun
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -38,6 +38,11 @@ def is_literal(v: Any) -> TypeGuard[Literal]:
 def shape_of(v: Any) -> tuple[int, ...]:
     """Return the shape of a variable or literal; `()` for avals without a shape."""
     return getattr(v.aval, "shape", ())
+
+
+def wrapped_like(fun: Callable[..., Any], other: WrappedFun) -> WrappedFun:
+    """Return a function as JAX keeps one in the parameters of an equation, in the place of `other`."""
+    return wrap_init(fun, debug_info=other.debug_info)
 
 
 def open_jaxpr(body: Any) -> tuple[Any, tuple]:
