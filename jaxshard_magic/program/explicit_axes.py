@@ -348,26 +348,29 @@ class _Untyped:
     def _backward_rule(self, rule: WrappedFun) -> WrappedFun:
         """Return the backward rule of a `jax.custom_vjp`, traced under the explicit mesh and rewritten."""
 
-        def untyped(*residuals_and_cotangents: Any) -> list[Any]:
+        def untyped(*residuals_and_cotangents: Any) -> Any:
             arrays, tree = jax.tree.flatten(residuals_and_cotangents)
-            zeros: list[Any] = []
+            leaves: list[Any] = []
+            structure: Any = None
 
             def flat(*xs: Any) -> list[Any]:
-                outs = rule.call_wrapped(*tree.unflatten(xs))
-                zeros[:] = [x if isinstance(x, Zero) else None for x in outs]
-                return [x for x in outs if not isinstance(x, Zero)]
+                nonlocal structure
+                # A list; since jax 0.12 a list beside what the rule logs.
+                leaves[:], structure = jax.tree.flatten(rule.call_wrapped(*tree.unflatten(xs)))
+                return [x for x in leaves if not isinstance(x, Zero)]
 
             avals = [jax.typeof(x).update(sharding=None) for x in arrays]
             with _use_abstract_mesh(self._abstract):
                 closed = jax.make_jaxpr(flat)(*avals)
             outs = iter(jaxpr_as_fun(ClosedJaxpr(self.jaxpr(closed.jaxpr), closed.consts))(*arrays))
-            return [next(outs) if zero is None else _untyped_zero(zero) for zero in zeros]
+            return structure.unflatten([_untyped_zero(x) if isinstance(x, Zero) else next(outs) for x in leaves])
 
         return wrapped_like(untyped, rule)
 
 
-def _untyped_zero(zero: Any) -> Any:
-    return Zero(_untyped_aval(zero.aval)) if _is_global(zero.aval.sharding.mesh) else zero
+def _untyped_zero(x: Any) -> Any:
+    """Return a cotangent of zeros without a sharding type."""
+    return Zero(_untyped_aval(x.aval)) if _is_typed(x) else x
 
 
 def _untyped_aval(aval: Any) -> Any:
