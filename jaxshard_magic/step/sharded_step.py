@@ -37,6 +37,7 @@ from ..temporary import Restored, list_elements
 from .copies import deepcopy_step, gather_state, reduce_step
 from .fast_calls import fast_call
 from .feed_waits import FeedWaits, match_feed, waiting_matchers
+from .jax_stages import JaxStages
 from .loop_monitor import LoopMonitor
 from .profiler_recording import DEFAULT_CALLS, profile_step
 from .step_programs import StepPrograms, StepSignature, step_signature
@@ -218,6 +219,37 @@ class ShardedStep:
     def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
         """Trace and plan for these arguments, and compile nothing; see `StepPrograms.planned`."""
         return self.programs.planned(args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `jax.stages.Traced` of the sharded step, as `jax.jit(f).trace` does; `jax.export` reads this.
+
+        Args:
+            *args: Arrays or `jax.ShapeDtypeStruct`, as for a call.
+            **kwargs: The same, by name.
+
+        Raises:
+            ShardError: The step can't be planned, or is no function of arrays alone: a pipeline, NNX objects,
+                references.
+        """
+        return JaxStages.of(self.programs, args, kwargs).trace()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `jax.stages.Lowered` of the sharded step, for `compile()`, `as_text()` and `cost_analysis()`.
+
+        Arguments and errors as for `trace`.
+
+        >>> import jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> halve = jaxshard_magic.shard(lambda w: w / 2, "dp", mesh="cpu:8 data=8")
+        >>> compiled = halve.lower(jnp.ones(64)).compile()
+        >>> compiled.memory_analysis().argument_size_in_bytes
+        32
+        """
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result's shapes with their shardings, and compile nothing; arguments and errors as for `trace`."""
+        return JaxStages.of(self.programs, args, kwargs).eval_shape()
 
     @property
     def ended(self) -> EarlyEnd | None:

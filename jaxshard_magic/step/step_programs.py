@@ -270,9 +270,17 @@ class StepPrograms:
         flat_call = flatten_call(step, args, kwargs)
         return flat_call if self.hosts is None else self.hosts.with_program_key(flat_call)
 
-    def flatten_for_plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
-        """Return a call flattened for planning, with global shapes on several hosts."""
-        flat_call = flatten_call(self.step, args, kwargs)
+    def flatten_for_plan(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: UnwrappedStep | None = None
+    ) -> FlatCall:
+        """Return a call flattened for planning, with global shapes on several hosts.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            step: The step with other traced numbers; None for the step as called.
+        """
+        flat_call = flatten_call(step or self.step, args, kwargs)
         return flat_call if self.hosts is None else self.hosts.with_global_shapes(flat_call, self.say)
 
     def _with_traced_values(
