@@ -236,7 +236,8 @@ class Plan:
         in_memory: Memory kind of each input; empty if all are in device memory.
         out_memory: Memory kind of each output; empty if all are in device memory.
         explicit_axes: The step is written for a mesh with explicit axes.
-        result_mesh: Mesh of the outputs: `mesh` with the explicit axes of the caller's mesh; None for `mesh` itself.
+        caller_mesh: Mesh of the arrays that the caller gets: `mesh` with the explicit axes of the caller's; None for
+            `mesh` itself.
     """
 
     mesh: Mesh
@@ -263,7 +264,7 @@ class Plan:
     in_memory: tuple[str | None, ...] = ()
     out_memory: tuple[str | None, ...] = ()
     explicit_axes: bool = False
-    result_mesh: Mesh | None = None
+    caller_mesh: Mesh | None = None
 
     @property
     def in_shardings(self) -> list[NamedSharding]:
@@ -271,9 +272,14 @@ class Plan:
         return self._shardings(self.mesh, self.in_specs, self.in_memory)
 
     @property
+    def placed_shardings(self) -> list[NamedSharding]:
+        """Shardings of the trace's inputs as arrays that the caller may meet again: over the caller's mesh."""
+        return self._shardings(self.caller_mesh or self.mesh, self.in_specs, self.in_memory)
+
+    @property
     def out_shardings(self) -> list[NamedSharding]:
         """Shardings of the trace's outputs."""
-        return self._shardings(self.result_mesh or self.mesh, self.out_specs, self.out_memory)
+        return self._shardings(self.caller_mesh or self.mesh, self.out_specs, self.out_memory)
 
     @staticmethod
     def _shardings(mesh: Mesh, specs: Sequence[PartitionSpec], kinds: Sequence[str | None]) -> list[NamedSharding]:

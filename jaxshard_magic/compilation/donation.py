@@ -44,7 +44,7 @@ def choose_donated(flat_call: FlatCall, traced: Traced, plan: Plan, donate: bool
     written = set(traced.out_paths)
     # Each output takes over one buffer at most.
     free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_shardings, strict=True))
-    shardings = plan.in_shardings
+    shardings = plan.placed_shardings
     chosen = []
     for i in sorted(candidates):
         kind = (avals[i].shape, avals[i].dtype, shardings[i])

@@ -98,7 +98,7 @@ def plan_call(
         final_plan,
         findings=(*final_plan.findings, *call.findings),
         explicit_axes=call.axes.mesh is not None,
-        result_mesh=explicit_mesh_of(request.mesh, flat_call.explicit_mesh),
+        caller_mesh=explicit_mesh_of(request.mesh, flat_call.explicit_mesh),
     )
     if rewritten is not None:
         final_plan = replace(final_plan, findings=(*final_plan.findings, *rewritten.findings))

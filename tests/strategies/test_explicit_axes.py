@@ -141,6 +141,19 @@ def test_a_placement_along_an_axis_that_the_mesh_has_not_is_left_out_and_told(st
         assert furthest(sharded(got, args[1])[1], plain[1][1]) < 1e-4
 
 
+def test_arrays_that_come_back_from_a_file_lie_on_the_caller_s_mesh(mesh, tmp_path):
+    with jax.set_mesh(mesh):
+        params, batch = arguments(**LAYOUT)
+        sharded = jaxshard_magic.shard(step_of(written), "fsdp+tp", mesh=mesh, donate=True)
+        params, _ = sharded(params, batch)
+        sharded.save(tmp_path / "state", params)
+        again = sharded.restore(tmp_path / "state", params)
+        assert jax.tree.map(jax.typeof, again) == jax.tree.map(jax.typeof, params)
+        assert furthest(jax.tree.map(jnp.mean, again), jax.tree.map(jnp.mean, params)) == 0
+        # The state goes into the call in place, as without explicit axes.
+        assert sharded.entry is not None and len(sharded.entry.donated) == 2
+
+
 def test_arrays_as_a_strategy_has_laid_them_go_into_the_next_step(mesh):
     with jax.set_mesh(mesh):
         params, batch = arguments(**LAYOUT)
