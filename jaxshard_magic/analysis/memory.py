@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..device_arrays import device_number
+from ..program.roles import FROZEN
 from ..report import DeviceMemory, Leaf, Memory
 
 _ROLES = ("params", "optimizer", "batch")
@@ -59,7 +60,8 @@ def by_role(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
     """Return the total bytes of each role in a `DeviceMemory`; all other roles count as "other"."""
     roles = Counter[str]()
     for role, size in sizes:
-        roles[role if role in _ROLES else "other"] += size
+        # A bar of memory has frozen weights among the parameters.
+        roles["params" if role == FROZEN else role if role in _ROLES else "other"] += size
     return roles
 
 

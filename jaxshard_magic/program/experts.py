@@ -20,7 +20,7 @@ from .flops import Product, find_products
 from .flow import Flow, follow_aliases, stop_at_products
 from .ir import Equation, Program, SubJaxpr, Value
 from .primitives import scan_counts
-from .roles import PARAMS, InputRoles
+from .roles import InputRoles
 from .topk_sites import find_topk_sites
 
 
@@ -53,7 +53,7 @@ def find_experts(dims: Dimensions, storage: StorageClasses, flow: Flow, roles: I
         roles: Roles of the inputs.
     """
     inputs = dims.program.inputs
-    params = {i for i, role in enumerate(roles.by_input) if role == PARAMS}
+    params = roles.weights
     matmuls = find_products(dims, storage)
     # By value, as several products may read one weight.
     params_of_operand = {
@@ -183,7 +183,7 @@ def find_expert_loops(dims: Dimensions, flow: Flow, roles: InputRoles) -> list[E
         roles: Roles of the inputs.
     """
     program = dims.program
-    params = {program.inputs[i] for i, role in enumerate(roles.by_input) if role == PARAMS}
+    params = {program.inputs[i] for i in roles.weights}
     loops = [loop for e in program.equations if e.is_scan and (loop := _as_expert_loop(e)) is not None]
     if not loops:
         return []
@@ -220,7 +220,7 @@ def find_dependent_expert_loop(dims: Dimensions, flow: Flow, roles: InputRoles) 
         roles: Roles of the inputs.
     """
     program = dims.program
-    params = {program.inputs[i] for i, role in enumerate(roles.by_input) if role == PARAMS}
+    params = {program.inputs[i] for i in roles.weights}
     for e in program.equations:
         if e.is_scan and _as_expert_loop(e) is None:
             xs = e.operands[sum(scan_counts(e.params)) :]

@@ -15,7 +15,7 @@ from .ir import Program
 from .op_labels import label_equations
 from .phases import equation_phases
 from .primitives import scan_counts
-from .roles import PARAMS, InputRoles
+from .roles import InputRoles
 from .sizes import nbytes
 from .trace import Traced
 from .unrolled_experts.detection import may_have_unrolled_experts
@@ -72,7 +72,7 @@ class Facts:
         """True if tokens choose among experts, or may do so in Python loops over experts or in look-ups of matrices."""
         if self.mixes_experts or may_have_unrolled_experts(self.program):
             return True
-        params = [v for v, role in zip(self.program.inputs, self.roles.by_input, strict=True) if role == PARAMS]
+        params = [self.program.inputs[i] for i in self.roles.weights]
         return may_gather_weights(self.program, self.flow.descendants(params, follow_aliases))
 
     @cached_property
@@ -87,7 +87,7 @@ def largest_weight(flow: Flow, roles: InputRoles) -> int | None:
     A weight that a scan steps over counts by the slice read in a trip.
     """
     program = flow.program
-    avals = {i: program.avals[v] for i, v in enumerate(program.inputs) if roles.by_input[i] == PARAMS}
+    avals = {i: program.avals[v] for i, v in enumerate(program.inputs) if i in roles.weights}
     sizes = {i: nbytes(aval) for i, aval in avals.items()}
     read_sizes = dict(sizes)
     for e in program.equations:

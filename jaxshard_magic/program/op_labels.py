@@ -92,9 +92,7 @@ def label_equations(program: Program, flow: Flow, roles: InputRoles, phases: Map
         for v in _nearest_gradients(program, flow, program.outputs[o])
     }
     gradient_label_by_equation = label_gradients(program, flow, gradients)
-    label_by_equation |= _label_weight_forms(
-        program, flow, [i for i, role in enumerate(roles.by_input) if role == PARAMS]
-    )
+    label_by_equation |= _label_weight_forms(program, flow, sorted(roles.weights))
     return label_by_equation | {
         i: label for i, label in gradient_label_by_equation.items() if phases.get(i) == "backward"
     }

@@ -1,4 +1,5 @@
-"""Roles of a step's inputs (parameter, optimizer state, batch, random key), read from the program, not names.
+"""Roles of a step's inputs (parameter, frozen weight, optimizer state, batch, random key), read from the program, not
+names.
 
 Inputs that copy parameters and receive no gradient, such as target networks, averages and reference models, are found
 as well.
@@ -7,7 +8,7 @@ as well.
 import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import jax
@@ -19,7 +20,8 @@ from .primitives.primitive import Kind
 from .state_matching import ElementwiseDistances, StatePairs, match_state, shape_and_dtype, subtrees
 from .trace import Traced
 
-PARAMS, OPTIMIZER, BATCH, RNG, OTHER = "params", "optimizer", "batch", "rng", "other"
+PARAMS, FROZEN, OPTIMIZER, BATCH, RNG, OTHER = "params", "frozen", "optimizer", "batch", "rng", "other"
+WEIGHTS = (PARAMS, FROZEN)  # roles of what a step multiplies activations with, trained or not
 _DEPTHS = range(1, 6)  # lengths of the paths at which a network may be found
 
 
@@ -41,6 +43,24 @@ class InputRoles:
     data: frozenset[int]
     storage_order: tuple[int, ...]
     copies: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """Inputs that are weights: parameters, and frozen ones."""
+        return frozenset(i for i, role in enumerate(self.by_input) if role in WEIGHTS)
+
+    def with_frozen(self, frozen: Collection[int]) -> "InputRoles":
+        """Return the roles with some inputs as frozen weights, stored in the order of parameters.
+
+        Args:
+            frozen: Inputs, by position.
+        """
+        roles = tuple(FROZEN if i in frozen else role for i, role in enumerate(self.by_input))
+        parameters = sorted(
+            i for i, role in enumerate(roles) if role in WEIGHTS and (i in frozen or i in self.storage_order)
+        )
+        rest = [i for i in self.storage_order if i not in parameters]
+        return replace(self, by_input=roles, data=self.data - {*frozen}, storage_order=(*parameters, *rest))
 
     @property
     def random_keys(self) -> frozenset[int]:

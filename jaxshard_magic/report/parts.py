@@ -107,7 +107,7 @@ class Leaf:
 
     Attributes:
         path: Path in the arguments of the step.
-        role: "params", "optimizer", "batch", "rng" or "other".
+        role: "params", "frozen" (weights without a gradient), "optimizer", "batch", "rng" or "other".
         shape: Shape.
         dtype: Dtype.
         spec: Mesh axes for each dimension.

@@ -117,7 +117,7 @@ def _of_stages(
     stages = outline.stages(schedule, piped.cut)
     most = _most(schedule, [stage.weight_bytes for stage in stages])
     placed = leaves(plan.leaves, plan.mesh)
-    weights = stored_bytes([leaf for leaf in placed if leaf.role in ("params", "optimizer")]) / (
+    weights = stored_bytes([leaf for leaf in placed if leaf.role in ("params", "frozen", "optimizer")]) / (
         stored_bytes(placed) or 1
     )
     # Each microbatch reads the weights again.

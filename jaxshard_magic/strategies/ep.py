@@ -18,7 +18,6 @@ from ..program.experts import ExpertDims as Found
 from ..program.experts import ExpertLoop, find_dependent_expert_loop, find_expert_loops, find_experts
 from ..program.flow import follow_aliases
 from ..program.ir import Equation, Value
-from ..program.roles import PARAMS
 from ..program.sort_states import UnknownOrder, has_order
 from ..program.source_lines import user_line
 from ..program.topk_sites import experts_per_token
@@ -155,7 +154,7 @@ def _separate_matrices(layout: Layout) -> list[str] | None:
     names_by_pattern = defaultdict[tuple[str, tuple[int, ...]], dict[int, str]](dict)
     for i in layout.roles.storage_order:
         name, shape = layout.input_names[i], layout.program.shapes[layout.program.inputs[i]]
-        if len(shape) == 2 and layout.roles.by_input[i] == PARAMS:
+        if len(shape) == 2 and i in layout.roles.weights:
             # Names may have several numbers (`layers.0.experts.3.w`): any of them may be the expert's.
             for match in re.finditer(r"\d+", name):
                 names_by_pattern[f"{name[: match.start()]}#{name[match.end() :]}", shape][int(match[0])] = name
@@ -214,7 +213,7 @@ def _sliced_parameter(layout: Layout) -> str | None:
     )
     for i in layout.roles.storage_order:
         shape = program.shapes[program.inputs[i]]
-        if len(shape) < 3 or layout.roles.by_input[i] != PARAMS or experts_per_token(program, shape[0]) is None:
+        if len(shape) < 3 or i not in layout.roles.weights or experts_per_token(program, shape[0]) is None:
             continue
         aliases = layout.flow.descendants([program.inputs[i]], lambda _v, _w, e: e is None or e.primitive.names_value)
         if sum(slice_counts[v] for v in aliases) == shape[0]:
@@ -232,7 +231,7 @@ def _gathered_parameter(layout: Layout) -> str | None:
         # A row looked up in a table of two dimensions, such as an embedding, is no matrix.
         aliases = (
             layout.flow.descendants([value], follow_aliases)
-            if roles.by_input[i] == PARAMS and len(program.shapes[value]) > 2
+            if i in roles.weights and len(program.shapes[value]) > 2
             else ()
         )
         for v, e in ((v, e) for v, e in tables if v in aliases):

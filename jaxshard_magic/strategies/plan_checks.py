@@ -130,7 +130,7 @@ def _whole_rows_finding(traced: Traced, layout: Layout) -> Iterator[Finding]:
     whole = [i for i, shape in sorted(rows.items()) if shape and shape[0] in sizes and i not in batch.input_dims]
     # The size alone is weak evidence: the statistics of a batch norm, with a number for each feature, may have it by
     # chance.
-    features = {c for i, role in enumerate(roles.by_input) if role == PARAMS for c in layout.dims.classes_of(inputs[i])}
+    features = {c for i in roles.weights for c in layout.dims.classes_of(inputs[i])}
     whole = [i for i in whole if i >= len(traced.consts) and layout.dims.classes_of(inputs[i])[0] not in features]
     if not whole:
         return

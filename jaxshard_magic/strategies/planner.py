@@ -21,7 +21,7 @@ from ..program.flops import uncounted_primitives
 from ..program.flow import follow_aliases
 from ..program.loss import find_loss
 from ..program.per_device import PerDeviceTrace
-from ..program.roles import BATCH, OTHER, PARAMS
+from ..program.roles import BATCH, OTHER
 from ..program.routing import find_routed_layers
 from ..program.sizes import nbytes
 from ..program.source_lines import user_location
@@ -255,7 +255,7 @@ def _divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[Divided
         layout.storage,
         layout.flow,
         phases,
-        [i for i, role in enumerate(layout.roles.by_input) if role == PARAMS],
+        sorted(layout.roles.weights),
         experts.counts,
         experts.classes,
         experts.capacity_classes | experts.shared_capacity_classes,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from ..program.dimensions import Dimensions
 from ..program.flops import Product
 from ..program.primitives.primitive import Kind
-from ..program.roles import PARAMS
 from ..program.shardy import ShardyPartitioner
 from ..program.sizes import nbytes
 from .layout import Layout
@@ -178,7 +177,7 @@ def _kinds_of_classes(layout: Layout, classes: Iterable[int]) -> dict[int, Hasha
     kind."""
     dims_of_class = defaultdict[int, Counter[Hashable]](Counter)
     for i in layout.roles.storage_order:
-        if layout.roles.by_input[i] == PARAMS:
+        if i in layout.roles.weights:
             value = layout.program.inputs[i]
             for d, c in enumerate(layout.dims.classes_of(value)):
                 dims_of_class[c][layout.program.shapes[value], d] += 1

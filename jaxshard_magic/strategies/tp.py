@@ -16,7 +16,6 @@ from ..program.flops import Product, find_products
 from ..program.flow import follow_aliases, stop_at_products
 from ..program.ir import Equation, Value
 from ..program.phases import FORWARD, equation_phases
-from ..program.roles import PARAMS
 from .fsdp import is_small
 from .layout import Axes, Layout
 from .tensor_choice import choose_classes, weight_classes
@@ -211,7 +210,7 @@ def _add_split_findings(layout: Layout, axes: Axes) -> None:
         else:
             separate |= apart
             parts += e.results
-    weights = [i for i in layout.roles.storage_order if layout.roles.by_input[i] == PARAMS]
+    weights = [i for i in layout.roles.storage_order if i in layout.roles.weights]
 
     def named(classes: set[int]) -> str:
         """Return the first weight with one of these classes, and how many there are, as text."""

@@ -265,9 +265,9 @@ def unsharded_text(row: LeafRow) -> str:
 
 
 def role_bytes(leaves: Sequence[Leaf]) -> dict[str, int]:
-    """Return the bytes of each role on the device that stores most, in the order params, optimizer, batch, rng,
-    other."""
-    total: dict[str, int] = dict.fromkeys(("params", "optimizer", "batch", "rng", "other"), 0)
+    """Return the bytes of each role on the device that stores most, in the order params, frozen, optimizer, batch,
+    rng, other."""
+    total: dict[str, int] = dict.fromkeys(("params", "frozen", "optimizer", "batch", "rng", "other"), 0)
     for leaf in leaves_on_fullest(leaves):
         total[leaf.role] = total.get(leaf.role, 0) + leaf.bytes_per_device
     return {role: size for role, size in total.items() if size}

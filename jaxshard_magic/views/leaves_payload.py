@@ -9,7 +9,7 @@ from jaxshard_magic.report.parts import dim_axes
 from jaxshard_magic.views import leaf_rows
 from jaxshard_magic.views.format import dtype_text, printable
 
-ROLES = ("params", "optimizer", "batch", "rng", "other")
+ROLES = ("params", "frozen", "optimizer", "batch", "rng", "other")
 
 _IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
 

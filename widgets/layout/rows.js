@@ -3,7 +3,7 @@
 import { fullest } from "../shared/mesh.js";
 
 export const HEIGHT = { role: 26, leaf: 22, told: 40 }; // px; "told" has a second line
-const ROLES = ["params", "optimizer", "batch", "rng", "other"];
+const ROLES = ["params", "frozen", "optimizer", "batch", "rng", "other"];
 
 /** @import * as Sent from "../shared/payload_types.js" */
 

@@ -13,7 +13,7 @@ export type Span = [text: string, kind: "text" | "strong" | "axis" | "code" | "m
 /** Devices along an axis, from `first` on, before `end`. */
 export type Within = [axis: AxisIndex, first: number, end: number];
 
-export type Role = "params" | "optimizer" | "batch" | "rng" | "other";
+export type Role = "params" | "frozen" | "optimizer" | "batch" | "rng" | "other";
 
 /** The sign before a word: its shape and colour. */
 export type Sign = "ok" | "error" | "warning" | "info";

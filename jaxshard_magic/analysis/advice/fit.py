@@ -222,7 +222,7 @@ def _by_cutting_state(case: Case, top: DeviceMemory) -> tuple[int, tuple[str, ..
     # The axis "replica" is for copies of the state.
     axes = tuple(a for a in case.batch_axes if case.mesh.axes[a] > 1 and a != "replica")
     n = devices_along(case.mesh.axes, axes)
-    state = [x for x in _on(case, top) if x.role in ("params", "optimizer")]
+    state = [x for x in _on(case, top) if x.role in ("params", "frozen", "optimizer")]
     whole = [x for x in state if not axes_of(x.spec) & set(axes)]
     # Twice for parameters: their gradients are sharded with them.
     saved = sum((2 if x.role == "params" else 1) * x.bytes_per_device * (n - 1) // n for x in whole if x.shape)

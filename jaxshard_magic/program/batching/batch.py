@@ -21,7 +21,7 @@ from ..ir import Equation, Value
 from ..primitives import scan_counts
 from ..primitives.primitive import Kind
 from ..primitives.sharding_rules import axis_dims, reduced_dims
-from ..roles import PARAMS, InputRoles
+from ..roles import InputRoles
 from ..shardy import ShardyDivision, ShardyPartitioner
 
 _MIN_COVERAGE = 0.05  # fraction of the products; less says nothing about a batch
@@ -124,9 +124,7 @@ class _Evidence:
     def __init__(self, dims: Dimensions, roles: InputRoles):
         self.dims = dims
         inputs = dims.program.inputs
-        self.param_classes = {
-            c for i, v in enumerate(inputs) if roles.by_input[i] == PARAMS for c in dims.classes_of(v)
-        }
+        self.param_classes = {c for i, v in enumerate(inputs) if i in roles.weights for c in dims.classes_of(v)}
         self.leaf_dims: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.stored_inputs = frozenset(roles.storage_order) - roles.data
         for i in sorted(roles.data or roles.random_keys):  # training mapped over random keys has no other data
