@@ -41,19 +41,30 @@ def find_frozen_weights(
         and i not in changed
         and program.shapes[program.inputs[i]]
     }
-    weights = {i for i in candidates if _acts_as_weight(program.inputs[i], dims, flow, batch)}
+    made_of_examples = flow.descendants(program.inputs[i] for i in batch.input_dims)
+    weights = {i for i in candidates if _acts_as_weight(program.inputs[i], dims, flow, batch, made_of_examples)}
     return frozenset(weights | _neighbours(traced, candidates - weights, weights, roles, batch))
 
 
-def _acts_as_weight(value: Value, dims: Dimensions, flow: Flow, batch: Batch) -> bool:
-    """Return whether examples are multiplied with an array, or look up rows of it."""
+def _acts_as_weight(
+    value: Value, dims: Dimensions, flow: Flow, batch: Batch, made_of_examples: Collection[Value]
+) -> bool:
+    """Return whether examples are multiplied with an array, or look up rows of it.
+
+    Args:
+        value: Value of the array.
+        dims: Dimension classes of the step.
+        flow: Data flow of its program.
+        batch: Dimensions that hold examples.
+        made_of_examples: Values that depend on an input with examples.
+    """
 
     def has_examples(v: Value | None) -> bool:
         return v is not None and not batch.classes.isdisjoint(dims.classes_of(v))
 
     def stays_apart(made: Value, _read: Value, e: Equation | None) -> bool:
         """Return whether an edge leads to the same array in another form, such as its numbers unpacked and scaled."""
-        return e is None or not (e.primitive.is_product or e.primitive.is_gather or has_examples(made))
+        return made not in made_of_examples and (e is None or not (e.primitive.is_product or e.primitive.is_gather))
 
     own_forms = flow.descendants([value], stays_apart)
     floats = jnp.issubdtype(dims.program.avals[value].dtype, jnp.inexact)

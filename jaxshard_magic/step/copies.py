@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 def copy_arguments(arguments: Any) -> Any:
     """Return `arguments` in new containers, NNX objects and references. Arrays are shared, as no step donates them."""
+    is_object = None
     if nnx := sys.modules.get("flax.nnx"):
-        nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
-        if any(map(nnx.graph.is_graph_node, nodes)):
-            return nnx.clone(arguments)
-    return jax.tree.map(lambda leaf: copy_reference(leaf) if isinstance(leaf, jax.Ref) else leaf, arguments)
+        # NNX takes a reference for an object of its own.
+        is_object = nnx_objects().is_object
+        if any(map(is_object, jax.tree.leaves(arguments, is_leaf=is_object))):
+            arguments = nnx.clone(arguments)
+    return jax.tree.map(
+        lambda leaf: copy_reference(leaf) if isinstance(leaf, jax.Ref) else leaf, arguments, is_leaf=is_object
+    )
 
 
 def gather_state(trees: Sequence[Any], to: Any) -> Any:
