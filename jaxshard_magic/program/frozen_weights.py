@@ -1,11 +1,17 @@
-"""Frozen weights of a training step: inputs that act as weights and that no gradient reaches.
+"""Frozen weights: inputs that act as weights and that no gradient reaches.
 
-Examples are the base of a LoRA, a teacher, a reference model, packed integers of a quantized model. They are told by
-what they do: examples are multiplied with them, or look up their rows, and no dimension of them holds examples. Their
-neighbours in the arguments (a bias, a scale) that the batch does not reach either are of the same model.
+In a training step these are the base of a LoRA, a teacher, a reference model, packed integers of a quantized model; in
+an evaluation or a decoding step, all weights. They are told by what they do: examples are multiplied with them, or look
+up their rows, and no dimension of them holds examples. Their neighbours in the arguments (a bias, a scale) that the
+batch does not reach either are of the same model.
+
+Without a gradient the batch itself is not known yet: any matrix may be examples. There an argument is a model if it is
+multiplied with what was made of another argument and of itself (`guess_weights`), as all layers but the first do.
 """
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -20,7 +26,7 @@ from .trace import Traced
 def find_frozen_weights(
     traced: Traced, dims: Dimensions, flow: Flow, roles: InputRoles, batch: Batch
 ) -> frozenset[int]:
-    """Return the inputs that are frozen weights, by position; none for a step without parameters or without a batch.
+    """Return the inputs that are frozen weights, by position; none for a step without a batch.
 
     Args:
         traced: The step.
@@ -29,10 +35,10 @@ def find_frozen_weights(
         roles: Role of each input, those of frozen weights unknown.
         batch: Dimensions that hold examples.
     """
-    if not batch.classes or PARAMS not in roles.by_input:
+    if not batch.classes:
         return frozenset()
     program = dims.program
-    changed = {i for o, i in roles.state.items() if program.outputs[o] != program.inputs[i]}
+    changed = _changed_inputs(flow, roles)
     candidates = {
         i
         for i, role in enumerate(roles.by_input)
@@ -44,6 +50,58 @@ def find_frozen_weights(
     made_of_examples = flow.descendants(program.inputs[i] for i in batch.input_dims)
     weights = {i for i in candidates if _acts_as_weight(program.inputs[i], dims, flow, batch, made_of_examples)}
     return frozenset(weights | _neighbours(traced, candidates - weights, weights, roles, batch))
+
+
+def guess_weights(traced: Traced, flow: Flow, roles: InputRoles) -> frozenset[int]:
+    """Return the inputs of a step without a gradient that are weights, by position; none if a gradient is taken.
+
+    Args:
+        traced: The step.
+        flow: Data flow of its program.
+        roles: Role of each input.
+    """
+    if PARAMS in roles.by_input:
+        return frozenset()
+    program, paths = flow.program, traced.in_paths
+    # The arguments, or the parts of a single one.
+    depth = 1 if len({path[:1] for path in paths}) > 1 else 2
+    groups = [path[:depth] for path in paths]
+    origins = _origins(flow, groups, roles)
+    uses = defaultdict[Any, int](int)
+    for e in program.equations:
+        if e.contraction is None or e.contraction.batch:
+            continue
+        sides = [origins[v] if v is not None else frozenset() for v in e.operands[:2]]
+        for k, (own, other) in enumerate((sides, sides[::-1])):
+            if len(own) == 1 and own < other and _keeps_features(e, k):
+                uses.update({group: uses[group] + 1 for group in own})
+    most = max(uses.values(), default=0)
+    models = {group for group, count in uses.items() if 2 * count >= most}
+    changed = _changed_inputs(flow, roles)
+    return frozenset(
+        i
+        for i, (role, group) in enumerate(zip(roles.by_input, groups, strict=True))
+        if group in models and role in (BATCH, OTHER) and i not in changed and program.shapes[program.inputs[i]]
+    )
+
+
+def _origins(flow: Flow, groups: Sequence[Any], roles: InputRoles) -> list[frozenset[Any]]:
+    """Return the groups of inputs that each value is made of; random keys count for none."""
+    origins: list[set[Any]] = [set() for _ in flow.program.avals]
+    members = defaultdict[Any, list[Value]](list)
+    for i, group in enumerate(groups):
+        if i not in roles.random_keys:
+            members[group].append(flow.program.inputs[i])
+    for group, values in members.items():
+        for v in flow.descendants(values):
+            origins[v].add(group)
+    return [frozenset(each) for each in origins]
+
+
+def _changed_inputs(flow: Flow, roles: InputRoles) -> set[int]:
+    """Return the inputs that the step returns with other values."""
+    program = flow.program
+    return {i for o, i in roles.state.items() if program.outputs[o] != program.inputs[i]}
 
 
 def _acts_as_weight(
@@ -67,11 +125,12 @@ def _acts_as_weight(
         return made not in made_of_examples and (e is None or not (e.primitive.is_product or e.primitive.is_gather))
 
     own_forms = flow.descendants([value], stays_apart)
-    floats = jnp.issubdtype(dims.program.avals[value].dtype, jnp.inexact)
+    # Rows of numbers, as an embedding's; not a table of coefficients or of neighbours.
+    has_rows = len(dims.program.shapes[value]) > 1 and jnp.issubdtype(dims.program.avals[value].dtype, jnp.inexact)
     readers = {e.index: e for v in own_forms for _, e in flow.successors[v] if e is not None}
     for e in readers.values():
         if e.primitive.is_gather:
-            if floats and e.operands[0] in own_forms and has_examples(e.operands[1]):
+            if has_rows and e.operands[0] in own_forms and has_examples(e.operands[1]):
                 return True
         elif e.contraction is not None:
             mine = [k for k, v in enumerate(e.operands[:2]) if v in own_forms]

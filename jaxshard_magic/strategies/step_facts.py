@@ -10,7 +10,7 @@ from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.facts import Facts
 from ..program.flow import Flow
-from ..program.frozen_weights import find_frozen_weights
+from ..program.frozen_weights import find_frozen_weights, guess_weights
 from ..program.ir import Program
 from ..program.per_device import PerDeviceTrace
 from ..program.roles import BATCH, PARAMS, InputRoles, find_roles, match_gradients
@@ -59,6 +59,9 @@ def find_facts(
     _check_state(traced, roles)
     named_batch_dims = placed_dims(request.batch_axes, placements_by_input, roles.data)
     named_batch_dims = {**(batch or {}), **named_batch_dims}
+    if guessed := guess_weights(traced, flow, roles) - named_batch_dims.keys():
+        roles = roles.with_frozen(guessed)
+        dims = Dimensions(program, sizes, copies, tensor_parallel, (program.inputs[i] for i in roles.data))
     examples = find_batch(dims, roles, named_batch_dims)
     if frozen := find_frozen_weights(traced, dims, flow, roles, examples):
         # Their dimensions are features like those of parameters, and none of them may be the batch.
