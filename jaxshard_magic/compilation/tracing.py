@@ -420,7 +420,7 @@ def _trace_flat_call(
         The trace, without sharding types; the structure of the result; and the mesh with explicit axes, if any.
     """
     name, paths = flat_call.step.name, [path for path, _, _ in flat_call.inputs]
-    calls, results = [flat_call], list[ResultStructure]()
+    calls, results, shardings = [flat_call], list[ResultStructure](), flat_call.own_shardings
 
     def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
         outs, out_paths, result = calls[0].flat_function(*leaves)
@@ -432,7 +432,7 @@ def _trace_flat_call(
             return return_escaped_values(trace(fun, avals, paths, wrap_vjp))
 
     def trace_once() -> tuple[Traced, AnyMesh | None]:
-        return axes.trace(trace_under, avals, flat_call.own_shardings)
+        return axes.trace(trace_under, avals, shardings)
 
     try:
         traced, mesh = trace_without_side_effects(trace_once, flat_call.state, name)
