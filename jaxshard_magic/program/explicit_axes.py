@@ -76,7 +76,7 @@ def explicit_mesh_of(mesh: Mesh, explicit: AnyMesh | None) -> Mesh | None:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=explicit.axis_types) if same_devices else None
 
 
-def with_auto_axes(mesh: AnyMesh) -> Any:
+def _as_auto(mesh: AnyMesh) -> Any:
     """Return the mesh with its explicit axes as Auto axes; manual axes stay."""
     if not has_explicit_axes(mesh):
         return mesh
@@ -87,7 +87,7 @@ def with_auto_axes(mesh: AnyMesh) -> Any:
 
 
 class KeptPlacements(Enum):
-    """Which sharding types become sharding constraints.
+    """Choice of the sharding types that become sharding constraints.
 
     Attributes:
         NONE: None.
@@ -102,7 +102,7 @@ class KeptPlacements(Enum):
 
 @dataclass(frozen=True)
 class ExplicitAxes:
-    """How to trace a step that may be written for explicit mesh axes.
+    """Way to trace a step that may be written for explicit mesh axes.
 
     Attributes:
         mesh: Mesh with explicit axes, of the caller's context or arguments; None without.
@@ -294,7 +294,7 @@ class _Untyped:
         # An Auto axis of a mixed mesh may divide any dimension that has no entry.
         free = PartitionSpec.UNCONSTRAINED if AxisType.Auto in mesh.axis_types else None
         spec = PartitionSpec(*(free if entry is None else entry for entry in sharding.spec))
-        return NamedSharding(with_auto_axes(mesh), spec)
+        return NamedSharding(_as_auto(mesh), spec)
 
     def _params(self, eqn: JaxprEqn) -> dict[str, Any]:
         params = {key: self._param(value) for key, value in eqn.params.items()}
@@ -319,9 +319,9 @@ class _Untyped:
         if type(value) is tuple:
             return tuple(map(self._param, value))
         if isinstance(value, Mesh | AbstractMesh):
-            return with_auto_axes(value)
+            return _as_auto(value)
         if isinstance(value, NamedSharding) and has_explicit_axes(value.mesh):
-            return NamedSharding(with_auto_axes(value.mesh), value.spec, memory_kind=value.memory_kind)
+            return NamedSharding(_as_auto(value.mesh), value.spec, memory_kind=value.memory_kind)
         return value
 
     def _context(self, context: Any) -> Any:
@@ -386,7 +386,7 @@ def _context_mesh(mesh: AnyMesh) -> AbstractMesh:
     """Return the mesh under which a rewritten equation is bound: none, and in a `jax.shard_map` that of its body."""
     if AxisType.Manual not in mesh.axis_types:
         return _UNTYPED_MESH
-    return with_auto_axes(mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh)
+    return _as_auto(mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh)
 
 
 def _is_written(eqn: JaxprEqn) -> bool:
