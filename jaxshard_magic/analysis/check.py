@@ -29,8 +29,11 @@ from ..program.trace import Traced, path_name
 from ..report import BY_HAND, Check
 from ..temporary import run_in_context
 
-# Allowed difference relative to the largest number of a leaf, by bytes of its dtype; narrower dtypes: 4 epsilons.
-LIMITS = {8: 1e-9, 4: 1e-4}
+# Allowed difference relative to the largest number of a leaf, by bits of its dtype; other dtypes: so many units in the
+# last place of 1 (`finfo.eps`). Numbers of 8 bits are operands of products, which are summed in a wider dtype: rounded
+# the other way, a single operand changes a sum by less than half a unit.
+LIMITS = {64: 1e-9, 32: 1e-4}
+NARROW_UNITS = {16: 4, 8: 0.5, 6: 0.5, 4: 0.5}
 NOISE_FACTOR = 8  # a sharded sum adds in another order than the plain one
 ROUNDING_FACTOR = 4  # two orders of a sum in float16 differ from the sum in float32 by at most this ratio
 # Largest change of the inputs in ulps, for each perturbed run; the last two run only while leaves fail.
@@ -316,7 +319,7 @@ def _finite(x: float) -> float | None:
 def limit_of(dtype: Any) -> float:
     """Return the largest relative difference explained by rounding in a float dtype."""
     info = jnp.finfo(dtype)
-    return LIMITS.get(info.bits // 8, 4 * float(info.eps))
+    return LIMITS.get(info.bits) or NARROW_UNITS[info.bits] * float(info.eps)
 
 
 def _allowed(x: np.ndarray, limit: float) -> float:

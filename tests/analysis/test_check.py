@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jaxshard_magic
 from jaxshard_magic import strategies
 from jaxshard_magic.analysis.check import compare, limit_of
 from jaxshard_magic.compilation import planned_call
@@ -242,6 +243,26 @@ def test_what_is_not_a_number_must_be_so_in_both():
 def test_limits_follow_the_dtype():
     found = [limit_of(d) for d in ("float64", "float32", "complex64", jnp.bfloat16, "float16")]
     assert found == [1e-9, 1e-4, 1e-4, 4 * 2.0**-7, 4 * 2.0**-10]
+
+
+def test_products_of_8_bit_numbers_allow_half_a_unit_in_their_last_place():
+    # 1 + 3 and 1 + 2 bits of a number are stored: units of 1/8 and 1/4.
+    assert [limit_of(d) for d in (jnp.float8_e4m3fn, jnp.float8_e5m2)] == [1 / 16, 1 / 8]
+
+    def step(w, x):
+        def loss(w):
+            scale = jnp.max(jnp.abs(w)) / 448
+            h = (x.astype(jnp.float8_e4m3fn) @ (w / scale).astype(jnp.float8_e4m3fn)).astype(jnp.float32) * scale
+            return jnp.mean(h**2)
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grad, value
+
+    w, x = (jax.random.normal(k, (64, 64)) for k in jax.random.split(jax.random.key(0)))
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=8", check=True)
+    sharded(w, x)
+    found = sharded.report().check
+    assert found.passed and found.limit == 1 / 16
 
 
 def test_a_leaf_that_is_off_is_named_with_how_much():
