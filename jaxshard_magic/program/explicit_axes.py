@@ -241,7 +241,7 @@ class _Untyped:
 
     def __init__(self, mesh: AnyMesh, kept: KeptPlacements):
         self._abstract: AbstractMesh = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
-        self._kept = kept
+        self._mesh, self._kept = mesh, kept
         self._contexts: dict[int, tuple[Any, Any]] = {}
 
     def jaxpr(self, jaxpr: Any) -> Any:
@@ -300,6 +300,9 @@ class _Untyped:
         params = {key: self._param(value) for key, value in eqn.params.items()}
         if eqn.primitive.name not in ("sharding_constraint", "device_put"):
             params |= dict.fromkeys(params.keys() & set(_RESULT_PARAMS))
+        # Without a strategy no mesh comes later, on whose devices a `jax.shard_map` would run.
+        if eqn.primitive.name == "shard_map" and self._kept is KeptPlacements.NONE and isinstance(self._mesh, Mesh):
+            params["mesh"] = _as_auto(self._mesh)
         if _is_global(eqn.params.get("ctx_mesh")):
             params["ctx_mesh"] = _context_mesh(eqn.params["ctx_mesh"])
         for key in params.keys() & set(_RULE_PARAMS):

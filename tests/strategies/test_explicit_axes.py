@@ -209,13 +209,24 @@ def test_gradients_taken_again_follow_the_rules_of_the_step(strategy, axes, opti
         assert sharded.report().check.passed
 
 
-def test_specs_that_a_step_takes_from_types_are_found(mesh):
+def partly_manual(p, x):
+    """A `shard_map` over some of the axes."""
+    h = jnp.einsum("bd,dh->bh", x, p["w1"], out_sharding=P("data", None))
+    centred = jax.shard_map(
+        lambda h: h - jax.lax.pmean(h.mean(0, keepdims=True), "data"), out_specs=P("data", None), axis_names={"data"}
+    )
+    return centred(h) @ p["w2"]
+
+
+@pytest.mark.parametrize("predict", [by_type, partly_manual], ids=lambda f: f.__name__)
+def test_specs_that_a_step_takes_from_types_are_found(predict, mesh):
     with jax.set_mesh(mesh):
         args = arguments(w1=P(None, None), w2=P(None, None), batch=P("data"))
-        plain = jax.jit(step_of(by_type))(*args)
-        for strategy in ("spmd", "dp"):
-            got = jaxshard_magic.shard(step_of(by_type), strategy, mesh=mesh)(*args)
-            assert furthest(got, jax.tree.map(np.asarray, plain)) < 1e-4
+        plain = jax.jit(step_of(predict))(*args)
+        for strategy in ("spmd", "dp", "fsdp"):
+            sharded = jaxshard_magic.shard(step_of(predict), strategy, mesh=mesh, check=True)
+            assert furthest(sharded(*args), jax.tree.map(np.asarray, plain)) < 1e-4
+            assert sharded.report().check.passed
 
 
 def test_axes_of_both_kinds_in_one_mesh():
