@@ -92,7 +92,7 @@ def test_a_target_network_that_comes_back_to_nobody_is_cut_as_the_network():
         plan = planned(step, *arguments, strategy=strategy, mesh=mesh)
         assert specs(plan, "target") == specs(plan, "params")
         assert any(any(spec) for spec in specs(plan, "target").values())
-        assert {x.role for x in plan.leaves if x.path.startswith("target")} == {"other"}
+        assert {x.role for x in plan.leaves if x.path.startswith("target")} == {"frozen"}
     same(step, *arguments, strategy="fsdp+tp", mesh="data=4 model=2")
 
 
