@@ -1,9 +1,9 @@
 """Frozen weights: inputs that act as weights and that no gradient reaches.
 
 In a training step these are the base of a LoRA, a teacher, a reference model, packed integers of a quantized model; in
-an evaluation or a decoding step, all weights. They are told by what they do: examples are multiplied with them, or look
-up their rows, and no dimension of them holds examples. Their neighbours in the arguments (a bias, a scale) that the
-batch does not reach either are of the same model.
+an evaluation or a decoding step, all weights. They are told by what they do: examples are multiplied with them, and no
+dimension of them holds examples. Their neighbours in the arguments (a bias, a scale, an embedding) that the batch does
+not reach either are of the same model. Rows that are looked up alone say nothing: a data set in memory is read so.
 
 Without a gradient the batch itself is not known yet: any matrix may be examples. There an argument is a model if it is
 multiplied with what was made of another argument and of itself (`guess_weights`), as all layers but the first do.
@@ -13,11 +13,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from .batching.batch import Batch
 from .dimensions import Dimensions
-from .flow import Flow
+from .flow import Flow, follow_aliases
 from .ir import Equation, Value
 from .roles import BATCH, OTHER, PARAMS, WEIGHTS, InputRoles
 from .trace import Traced
@@ -49,7 +47,9 @@ def find_frozen_weights(
     }
     made_of_examples = flow.descendants(program.inputs[i] for i in batch.input_dims)
     weights = {i for i in candidates if _acts_as_weight(program.inputs[i], dims, flow, batch, made_of_examples)}
-    return frozenset(weights | _neighbours(traced, candidates - weights, weights, roles, batch))
+    # Arrays that the step closes over are no neighbours: a model and a data set may stand side by side.
+    others = {i for i in candidates - weights if i >= len(traced.consts)}
+    return frozenset(weights | _neighbours(traced, others, weights, roles, batch))
 
 
 def guess_weights(traced: Traced, flow: Flow, roles: InputRoles) -> frozenset[int]:
@@ -81,8 +81,18 @@ def guess_weights(traced: Traced, flow: Flow, roles: InputRoles) -> frozenset[in
     return frozenset(
         i
         for i, (role, group) in enumerate(zip(roles.by_input, groups, strict=True))
-        if group in models and role in (BATCH, OTHER) and i not in changed and program.shapes[program.inputs[i]]
+        if group in models
+        and role in (BATCH, OTHER)
+        and i not in changed
+        and program.shapes[program.inputs[i]]
+        and (i >= len(traced.consts) or _is_multiplied(flow, program.inputs[i]))
     )
+
+
+def _is_multiplied(flow: Flow, value: Value) -> bool:
+    """Return whether a product reads an array itself."""
+    forms = flow.descendants([value], follow_aliases)
+    return any(e is not None and e.contraction is not None for v in forms for _, e in flow.successors[v])
 
 
 def _origins(flow: Flow, groups: Sequence[Any], roles: InputRoles) -> list[frozenset[Any]]:
@@ -107,7 +117,7 @@ def _changed_inputs(flow: Flow, roles: InputRoles) -> set[int]:
 def _acts_as_weight(
     value: Value, dims: Dimensions, flow: Flow, batch: Batch, made_of_examples: Collection[Value]
 ) -> bool:
-    """Return whether examples are multiplied with an array, or look up rows of it.
+    """Return whether examples are multiplied with an array.
 
     Args:
         value: Value of the array.
@@ -125,14 +135,9 @@ def _acts_as_weight(
         return made not in made_of_examples and (e is None or not (e.primitive.is_product or e.primitive.is_gather))
 
     own_forms = flow.descendants([value], stays_apart)
-    # Rows of numbers, as an embedding's; not a table of coefficients or of neighbours.
-    has_rows = len(dims.program.shapes[value]) > 1 and jnp.issubdtype(dims.program.avals[value].dtype, jnp.inexact)
     readers = {e.index: e for v in own_forms for _, e in flow.successors[v] if e is not None}
     for e in readers.values():
-        if e.primitive.is_gather:
-            if has_rows and e.operands[0] in own_forms and has_examples(e.operands[1]):
-                return True
-        elif e.contraction is not None:
+        if e.contraction is not None:
             mine = [k for k, v in enumerate(e.operands[:2]) if v in own_forms]
             if len(mine) == 1 and has_examples(e.operands[1 - mine[0]]) and _keeps_features(e, mine[0]):
                 return True

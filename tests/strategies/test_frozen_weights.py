@@ -199,6 +199,25 @@ def test_data_without_examples_in_it_stays_data():
     assert "frozen" not in found.values()
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_data_set_in_memory_is_no_embedding(trains):
+    data_set = jax.random.normal(KEYS[5], (1024, D))
+    w = {name: layer["w"] for name, layer in BASE.items()}
+
+    def loss(w, at):
+        x = data_set[at]
+        return jnp.mean((jax.nn.relu(x @ w["up"]) @ w["down"] - x) ** 2)
+
+    def step(w, at):
+        value, grads = jax.value_and_grad(loss)(w, at)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    sharded = jaxshard_magic.shard(step if trains else loss, "fsdp", mesh="data=8", check=True)
+    sharded(w, jnp.arange(B))
+    assert sharded.report().check.passed
+    assert roles(sharded)["closure.0"] != "frozen" and roles(sharded)["w.up"] == ("params" if trains else "frozen")
+
+
 @pytest.mark.parametrize("options", [{"microbatches": 4}, {"remat": "full"}])
 def test_options_for_the_gradient_leave_the_base_whole_to_each_part(options):
     sharded = jaxshard_magic.shard(lora, "fsdp", mesh="data=8", check=True, **options)

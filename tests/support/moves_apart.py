@@ -43,6 +43,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("diffusion", MODEL, SMALL),
     ("batch_drawn_inside", MODEL, SMALL),
     ("molecular_forces", MODEL, SMALL),
+    ("low_rank_factors", ("fsdp", "fsdp+tp"), SMALL),
     ("residual_network", MODEL, MERGED),
     ("linen_ddpm", MODEL, MERGED),
     ("complex_and_integer_leaves", MODEL, MERGED),
