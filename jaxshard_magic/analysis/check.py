@@ -18,7 +18,7 @@ from ..device_arrays import is_prng_key, put, to_numpy
 from ..errors import list_names
 from ..gradients.precision import cast_loss
 from ..plan import Plan
-from ..program.explicit_axes import ExplicitAxes, KeptPlacements, without_explicit_axes
+from ..program.explicit_axes import ExplicitAxes, KeptPlacements
 from ..program.flatten_call import FlatCall, shape_structs
 from ..program.ir import Program
 from ..program.jax_settings import suspend_checks
@@ -158,11 +158,10 @@ class PlainStep:
             return outs
 
         alone = traced.emulate(flat, shapes) if isinstance(traced, PerDeviceTrace) else flat
-        closed, explicit_mesh = self._axes.trace(
+        closed, mesh = self._axes.trace(
             lambda avals: discharge_references(jax.make_jaxpr(alone)(*avals)), self._avals, self._own_shardings
         )
-        if explicit_mesh is not None:
-            closed = without_explicit_axes(closed, explicit_mesh, KeptPlacements.NONE)
+        closed, _ = self._axes.untyped(closed, closed.consts, mesh)
         constants = [_device(to_numpy(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
         out_position = {path: i for i, path in enumerate(out_paths)}

@@ -138,16 +138,16 @@ def split_call(
     # The sub-meshes of all ranks have one shape, so the step is planned for the first alone.
     on_rank = request.on_rank(ranks.sub_meshes[0])
     start = time.perf_counter()
-    call, own = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
+    call, own_placements = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
     call = call.on_mesh(ranks.sub_meshes[0], whole=False)
-    call = with_blocked_scans(flat_call, on_rank, call, own, whole=False)
+    call = with_blocked_scans(flat_call, on_rank, call, own_placements, whole=False)
     assert call.captured is not None
     step = flatten_step(call.captured.closed)
     # Raises for a step that can't be split, before anything is planned.
     gradient_calls(step)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
-    facts = find_facts(call.traced, on_rank, own)
+    facts = find_facts(call.traced, on_rank, own_placements)
     rewritten = rewrite_in_microbatches(flat_call, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))

@@ -122,16 +122,16 @@ def _plan_traced(
 ) -> TracedPlan:
     """Trace, rewrite and plan a call under a request with a definite form of attention."""
     start = time.perf_counter()
-    call, own = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
+    call, own_placements = trace_or_reuse(flat_call, request, say, traces), flat_call.own_placements
     if not request.per_device:
         call = call.on_mesh(request.mesh, whole=True)
-        call = with_blocked_scans(flat_call, request, call, own, whole=True)
+        call = with_blocked_scans(flat_call, request, call, own_placements, whole=True)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     rewritten = None
     if "ep" in request.axes:
         call = with_batched_experts(flat_call, request, call)
-    facts = find_facts(call.traced, request, own)
+    facts = find_facts(call.traced, request, own_placements)
     sequential_loops = (*call.loops.obstacles, *call.loops.unrouted_obstacles)
     if sequential_loops and not facts.mixes_experts:
         raise ShardError(describe_sequential_loop(sequential_loops[0]))
@@ -144,7 +144,7 @@ def _plan_traced(
         batch = {i + more: dims for i, dims in facts.batch.input_dims.items()}
         # Found in the step before the rewrite, as the rewritten gradient calls are no longer the user's own.
         loss = find_loss(facts.traced, facts.flow, facts.roles.state)
-        facts = find_facts(rewritten.traced, request, own, batch)
+        facts = find_facts(rewritten.traced, request, own_placements, batch)
         return TracedPlan(call, facts, rewritten, replace(plan(facts, request), loss=loss), trace_s)
     return TracedPlan(call, facts, rewritten, plan(facts, request), trace_s)
 

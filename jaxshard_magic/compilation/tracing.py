@@ -22,8 +22,6 @@ from ..program.explicit_axes import (
     AnyMesh,
     ExplicitAxes,
     KeptPlacements,
-    mesh_of_constants,
-    without_explicit_axes,
 )
 from ..program.flatten_call import FlatCall, ResultStructure, shape_structs
 from ..program.gathered_weights import may_gather_weights, sort_gathered_products
@@ -242,7 +240,7 @@ class _ScanHook:
 
 
 def with_blocked_scans(
-    flat_call: FlatCall, request: Request, call: TracedCall, own: Sequence[Any], *, whole: bool
+    flat_call: FlatCall, request: Request, call: TracedCall, own_placements: Sequence[Any], *, whole: bool
 ) -> TracedCall:
     """Return the call with associative scans in as many blocks as the sequence has shards, traced again.
 
@@ -252,7 +250,7 @@ def with_blocked_scans(
         flat_call: The call, with flat inputs.
         request: Strategy, mesh and options.
         call: Traced call.
-        own: Flax partitioning, or own sharding, of the flat inputs.
+        own_placements: Flax partitioning, or own sharding, of the flat inputs.
         whole: Whether the request's mesh is the mesh of the whole step.
 
     Raises:
@@ -260,7 +258,7 @@ def with_blocked_scans(
     """
     if "sp" not in request.axes or not call.scans:
         return call
-    facts = find_facts(call.traced, request, own)
+    facts = find_facts(call.traced, request, own_placements)
     blocks = prod(request.mesh.shape[axis] for axis in sequence_axes(facts, request))
     captures = call.captured is not None
     # The cache belongs to the trace, which several requests share.
@@ -436,10 +434,8 @@ def _trace_flat_call(
 
     try:
         traced, mesh = trace_without_side_effects(trace_once, flat_call.state, name)
-        if (mesh := mesh or mesh_of_constants(traced.consts)) is not None:
-            closed = without_explicit_axes(traced.closed, mesh, axes.kept)
-            traced = replace(traced, closed=closed)
-        return traced, results[-1], mesh
+        closed, mesh = axes.untyped(traced.closed, traced.consts, mesh)
+        return traced if closed is traced.closed else replace(traced, closed=closed), results[-1], mesh
     finally:
         # A kept exception keeps the frames of its traceback and their closures: these must not hold the call's arrays.
         calls.clear()

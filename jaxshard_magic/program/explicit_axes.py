@@ -1,7 +1,7 @@
 """Steps written for explicit mesh axes, whose arrays have their sharding in their type: as steps without such types.
 
 JAX checks these types while it traces (`out_sharding=`, `jax.reshard`, `jax.typeof(x).sharding`), so a step is traced
-under the mesh it is written for. A strategy decides on layouts itself, often on another mesh. `without_explicit_axes`
+under the mesh it is written for. A strategy decides on layouts itself, often on another mesh. `ExplicitAxes`
 therefore rewrites the trace once, right behind tracing: no value has a sharding type, and what the user has written
 becomes a sharding constraint over an abstract mesh, as `jax.lax.with_sharding_constraint(x, P(...))` under
 `jax.set_mesh` gives. All later analysis knows these.
@@ -139,6 +139,25 @@ class ExplicitAxes:
         with _use_mesh(mesh):
             return trace(typed), mesh
 
+    def untyped(
+        self, closed: ClosedJaxpr, consts: Iterable[Any], mesh: AnyMesh | None
+    ) -> tuple[ClosedJaxpr, AnyMesh | None]:
+        """Return a traced step without sharding types, and the mesh with explicit axes, None if it has none.
+
+        Derivative rules that JAX traces later are traced under that mesh and rewritten then.
+
+        Args:
+            closed: The step, as traced.
+            consts: Arrays that it closes over, which may have the only types.
+            mesh: Mesh that `trace` returned with it.
+        """
+        shardings = (getattr(x, "sharding", None) for x in consts)
+        meshes = (at.mesh for at in shardings if isinstance(at, NamedSharding))
+        mesh = mesh or next(filter(has_explicit_axes, meshes), None)
+        if mesh is None:
+            return closed, None
+        return ClosedJaxpr(_Untyped(mesh, self.kept).jaxpr(closed.jaxpr), closed.consts), mesh
+
     def _attempts(
         self, avals: Sequence[Any], shardings: Sequence[NamedSharding | None]
     ) -> list[tuple[AnyMesh | None, Sequence[Any]]]:
@@ -178,13 +197,6 @@ def _use_abstract_mesh(mesh: AbstractMesh) -> AbstractContextManager[Any]:
     return JaxContexts(partial(use, _UNTYPED_MESH), partial(use, mesh))
 
 
-def mesh_of_constants(consts: Iterable[Any]) -> AnyMesh | None:
-    """Return the mesh with explicit axes over which an array that a step closes over lies; None without one."""
-    shardings = (getattr(x, "sharding", None) for x in consts)
-    meshes = (at.mesh for at in shardings if isinstance(at, NamedSharding))
-    return next(filter(has_explicit_axes, meshes), None)
-
-
 def _typed_aval(x: Any, sharding: NamedSharding) -> Any:
     aval, mesh = _shaped(x), sharding.mesh
     entries = (*sharding.spec, *(None,) * (len(aval.shape) - len(sharding.spec)))
@@ -209,19 +221,6 @@ def _axes_size(mesh: AnyMesh, entry: Any) -> int:
     return size
 
 
-def without_explicit_axes(closed: ClosedJaxpr, mesh: AnyMesh, kept: KeptPlacements) -> ClosedJaxpr:
-    """Return a step without sharding types.
-
-    Derivative rules that JAX traces later are traced under `mesh` and rewritten then.
-
-    Args:
-        closed: Step traced under `mesh`.
-        mesh: Mesh with explicit axes.
-        kept: Which types are kept as sharding constraints.
-    """
-    return ClosedJaxpr(_Untyped(mesh, kept).jaxpr(closed.jaxpr), closed.consts)
-
-
 def _is_typed(v: Any) -> bool:
     return _is_global(getattr(_type_of(v), "mesh", None))
 
@@ -237,7 +236,7 @@ def _type_of(v: Any) -> Any:
 
 
 class _Untyped:
-    """Rewrite of jaxprs of one step; arguments as for `without_explicit_axes`."""
+    """Rewrite of jaxprs of one step; under the mesh of the step, with the types to keep."""
 
     def __init__(self, mesh: AnyMesh, kept: KeptPlacements):
         self._abstract: AbstractMesh = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh

@@ -311,7 +311,8 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
     leaves, tree = jax.tree.flatten(arguments, is_leaf=is_node)
     node_places = tuple(i for i, x in enumerate(leaves) if is_node(x))
     reference_places = _reference_places(step, leaves)
-    array_places = tuple(i for i, x in enumerate(leaves) if i in reference_places or _is_traced(x, step))
+    references = frozenset(reference_places)
+    array_places = tuple(i for i, x in enumerate(leaves) if i in references or _is_traced(x, step))
     python_values = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
     if python_values:
         check_leaves(
@@ -325,7 +326,7 @@ def flatten_call(step: UnwrappedStep, args: tuple[Any, ...], kwargs: Mapping[str
     extra_values = () if state is None else state.input_values
     flat = [
         *(nodes.leaves() if nodes is not None else ()),
-        *(held_array(leaves[i]) for i in array_places),
+        *(read_reference(leaves[i]) if i in references else leaves[i] for i in array_places),
         *extra_values,
     ]
     exact_part = (
@@ -367,11 +368,6 @@ def _reference_places(step: UnwrappedStep, leaves: Sequence[Any]) -> tuple[int, 
     if len({id(leaves[i]) for i in places}) < len(places):
         raise ShardError(f"{step.name} is given the same jax.Ref twice, so that its value is not defined; pass it once")
     return places
-
-
-def held_array(x: Any) -> Any:
-    """Return the array that a reference holds; any other leaf is returned unchanged."""
-    return read_reference(x) if isinstance(x, jax.Ref) else x
 
 
 def _reachable(

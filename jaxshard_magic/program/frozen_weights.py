@@ -17,7 +17,7 @@ from .batching.batch import Batch
 from .dimensions import Dimensions
 from .flow import Flow, follow_aliases
 from .ir import Equation, Value
-from .roles import BATCH, OTHER, PARAMS, WEIGHTS, InputRoles
+from .roles import BATCH, FROZEN, OTHER, PARAMS, WEIGHTS, InputRoles
 from .trace import Traced
 
 
@@ -49,7 +49,7 @@ def find_frozen_weights(
     weights = {i for i in candidates if _acts_as_weight(program.inputs[i], dims, flow, batch, made_of_examples)}
     # Arrays that the step closes over are no neighbours: a model and a data set may stand side by side.
     others = {i for i in candidates - weights if i >= len(traced.consts)}
-    return frozenset(weights | _neighbours(traced, others, weights, roles, batch))
+    return frozenset(weights | _neighbours(traced, others, weights, roles))
 
 
 def guess_weights(traced: Traced, flow: Flow, roles: InputRoles) -> frozenset[int]:
@@ -151,18 +151,19 @@ def _keeps_features(e: Equation, k: int) -> bool:
     return bool(e.contraction.contracted and free)
 
 
-def _neighbours(
-    traced: Traced, others: Collection[int], weights: Collection[int], roles: InputRoles, batch: Batch
-) -> set[int]:
+def _neighbours(traced: Traced, others: Collection[int], weights: Collection[int], roles: InputRoles) -> set[int]:
     """Return the inputs whose nearest neighbours in the nesting of arguments are all weights, some of them frozen."""
-    found, paths = set[int](), traced.in_paths
+    # By the path of a part of the arguments, the kinds of its other inputs: frozen, another weight, or neither (None).
+    kinds = defaultdict[Any, set[str | None]](set)
+    for i, path in enumerate(traced.in_paths):
+        if i not in others:
+            role = FROZEN if i in weights else roles.by_input[i]
+            for depth in range(1, len(path)):
+                kinds[path[:depth]].add(role if role in WEIGHTS else None)
+    found = set[int]()
     for i in others:
-        for depth in range(len(paths[i]) - 1, 0, -1):
-            around = [j for j, p in enumerate(paths) if j != i and j not in others and p[:depth] == paths[i][:depth]]
-            if around:
-                if all(j in weights or roles.by_input[j] in WEIGHTS for j in around) and not {*around}.isdisjoint(
-                    weights
-                ):
-                    found.add(i)
-                break
+        path = traced.in_paths[i]
+        around = next((kinds[path[:d]] for d in range(len(path) - 1, 0, -1) if path[:d] in kinds), ())
+        if FROZEN in around and None not in around:
+            found.add(i)
     return found

@@ -9,6 +9,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 
 import jax
@@ -44,7 +45,7 @@ class InputRoles:
     storage_order: tuple[int, ...]
     copies: Mapping[int, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def weights(self) -> frozenset[int]:
         """Inputs that are weights: parameters, and frozen ones."""
         return frozenset(i for i, role in enumerate(self.by_input) if role in WEIGHTS)
@@ -56,13 +57,11 @@ class InputRoles:
             frozen: Inputs, by position.
         """
         roles = tuple(FROZEN if i in frozen else role for i, role in enumerate(self.by_input))
-        parameters = sorted(
-            i for i, role in enumerate(roles) if role in WEIGHTS and (i in frozen or i in self.storage_order)
-        )
-        rest = [i for i in self.storage_order if i not in parameters]
-        return replace(self, by_input=roles, data=self.data - {*frozen}, storage_order=(*parameters, *rest))
+        weights = {i for i in self.storage_order if roles[i] in WEIGHTS} | {*frozen}
+        rest = (i for i in self.storage_order if i not in weights)
+        return replace(self, by_input=roles, data=self.data - {*frozen}, storage_order=(*sorted(weights), *rest))
 
-    @property
+    @cached_property
     def random_keys(self) -> frozenset[int]:
         """Inputs that are random keys."""
         return frozenset(i for i, role in enumerate(self.by_input) if role == RNG)

@@ -50,9 +50,11 @@ class JaxStages:
                 f"{name}: a pipeline is a program for each stage, and no single function of jax.jit; "
                 ".prepare(...) compiles them, and .report() tells what they do"
             )
-        call = programs.flatten_for_plan(args, kwargs, replace(programs.step, numbers=NUMBERS - {bool}))
+        # As `jax.jit` has it: numbers are inputs, and what the step reads besides its arguments is a constant.
+        step = replace(programs.step, numbers=NUMBERS - {bool}, input_names=frozenset())
+        call = programs.flatten_for_plan(args, kwargs, step)
         others = [type(x).__name__ for x in call.python_values.values() if not any(x is y for y in call.step.bound)]
-        if call.nodes is not None or call.reference_positions or call.extra_inputs.slots or others:
+        if call.nodes is not None or call.reference_positions or others:
             what = others[0] if others else "jax.Ref" if call.reference_positions else "Flax NNX object"
             raise ShardError(
                 f"{name} takes a {what}, which is no array for jax.jit: .prepare(...) compiles the step with it; "

@@ -15,14 +15,16 @@ from .layout import Axes, Layout, Spec, from_partition_spec, partition_spec
 
 
 def find_placements(
-    traced: Traced, request: Request, own: Sequence[Any] = (), uneven_axes: Container[str] = ()
+    traced: Traced, request: Request, own_placements: Sequence[Any] = (), uneven_axes: Container[str] = ()
 ) -> dict[int, RequestedSpec]:
-    """Return the user's placement of each input; a spec of an argument beats a rule, a rule beats metadata.
+    """Return the user's placement of each input; a spec of an argument beats a rule, a rule beats
+    the layout that an array has and the model's metadata.
 
     Args:
         traced: The step.
         request: Source of the specs and rules.
-        own: Flax partitioning, or the array's own sharding, or None, of each of the last inputs; used by `spmd` only.
+        own_placements: Flax partitioning, or the array's own sharding, or None, of each of the last inputs; used by
+            `spmd` only.
         uneven_axes: Mesh axes over which a dimension may be uneven, since rows are padded later.
 
     Returns:
@@ -35,7 +37,7 @@ def find_placements(
     names = [path_name(p) for p in traced.in_paths]
     placed: dict[int, RequestedSpec] = {}
     # In order of precedence, the weakest first: a later entry replaces an earlier one.
-    for i, noted in enumerate(own if request.compiler_decides else (), len(names) - len(own)):
+    for i, noted in enumerate(own_placements if request.compiler_decides else (), len(names) - len(own_placements)):
         if isinstance(noted, NamedSharding):
             spec, source = _own_spec(noted, mesh), "as the array lies"
         else:

@@ -20,14 +20,17 @@ from .placements import find_placements, placed_dims
 
 
 def find_facts(
-    traced: Traced, request: Request, own: Sequence[Any] = (), batch: Mapping[int, tuple[int, ...]] | None = None
+    traced: Traced,
+    request: Request,
+    own_placements: Sequence[Any] = (),
+    batch: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Facts:
     """Analyse a traced step for a request.
 
     Args:
         traced: The step, or the program of one device.
         request: Source of the mesh, and of the placement by the user.
-        own: Flax partitioning, or the array's own sharding, or None, of each of the last inputs.
+        own_placements: Flax partitioning, or the array's own sharding, or None, of each of the last inputs.
         batch: Dimensions of inputs known to hold examples, by input index.
 
     Raises:
@@ -41,7 +44,7 @@ def find_facts(
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
     rows_follow = request.gradients.pad and request.pipeline is None and batch is None
     # Rows that are padded later need not divide.
-    placements_by_input = find_placements(traced, request, own, request.batch_axes if rows_follow else ())
+    placements_by_input = find_placements(traced, request, own_placements, request.batch_axes if rows_follow else ())
     sizes = tuple(request.mesh.shape.values())
     tensor_parallel = prod(request.mesh.shape[axis] for axis in request.axes["tp"]) if "tp" in request.axes else 0
     cache_key = None if placements_by_input or batch else ("facts", frozenset(sizes), tensor_parallel)
@@ -55,13 +58,10 @@ def find_facts(
     copies = {program.inputs[i]: program.inputs[p] for i, p in roles.copies.items()}
     params = {i for i, role in enumerate(roles.by_input) if role == PARAMS}
     copies |= {gradient: program.inputs[i] for gradient, i in match_gradients(flow, params).items()}
-    dims = Dimensions(program, sizes, copies, tensor_parallel, (program.inputs[i] for i in roles.data))
     _check_state(traced, roles)
-    named_batch_dims = placed_dims(request.batch_axes, placements_by_input, roles.data)
-    named_batch_dims = {**(batch or {}), **named_batch_dims}
-    if guessed := guess_weights(traced, flow, roles) - named_batch_dims.keys():
-        roles = roles.with_frozen(guessed)
-        dims = Dimensions(program, sizes, copies, tensor_parallel, (program.inputs[i] for i in roles.data))
+    named_batch_dims = {**(batch or {}), **placed_dims(request.batch_axes, placements_by_input, roles.data)}
+    roles = roles.with_frozen(guess_weights(traced, flow, roles) - named_batch_dims.keys())
+    dims = Dimensions(program, sizes, copies, tensor_parallel, (program.inputs[i] for i in roles.data))
     examples = find_batch(dims, roles, named_batch_dims)
     if frozen := find_frozen_weights(traced, dims, flow, roles, examples):
         # Their dimensions are features like those of parameters, and none of them may be the batch.

@@ -7,7 +7,7 @@ from jaxshard_magic.report import Collective
 from jaxshard_magic.report.device_leaves import stored_bytes
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
-from jaxshard_magic.views.leaves_payload import ROLES
+from jaxshard_magic.views.leaf_rows import ROLES
 from jaxshard_magic.views.payload_encoding import compressed, span_pairs
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from jaxshard_magic.report.parts import dim_axes
 from jaxshard_magic.views.format import byte_text, count_text, index_text
 
 FOLD_FROM = 3  # leaves from which on a family has one row
+ROLES = ("params", "frozen", "optimizer", "batch", "rng", "other")  # in the order of a report
 WANTED_ROWS = 12  # rows with missing sharding, at most
 
 # `_ALONE` finds numbers that are a whole component of a path, as in `blocks.3.attn`.
@@ -265,9 +266,8 @@ def unsharded_text(row: LeafRow) -> str:
 
 
 def role_bytes(leaves: Sequence[Leaf]) -> dict[str, int]:
-    """Return the bytes of each role on the device that stores most, in the order params, frozen, optimizer, batch,
-    rng, other."""
-    total: dict[str, int] = dict.fromkeys(("params", "frozen", "optimizer", "batch", "rng", "other"), 0)
+    """Return the bytes of each role on the device that stores most, in the order of `ROLES`."""
+    total: dict[str, int] = dict.fromkeys(ROLES, 0)
     for leaf in leaves_on_fullest(leaves):
         total[leaf.role] = total.get(leaf.role, 0) + leaf.bytes_per_device
     return {role: size for role, size in total.items() if size}

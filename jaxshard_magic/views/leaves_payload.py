@@ -9,8 +9,6 @@ from jaxshard_magic.report.parts import dim_axes
 from jaxshard_magic.views import leaf_rows
 from jaxshard_magic.views.format import dtype_text, printable
 
-ROLES = ("params", "frozen", "optimizer", "batch", "rng", "other")
-
 _IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
 
 
@@ -38,7 +36,7 @@ def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, Any]:
     submeshes = [tuple((index[a], *span) for a, span in leaf.within.items()) for leaf in leaves]
     columns = {
         "path": [printable(leaf.path) for leaf in leaves],
-        "role": [leaf.role if leaf.role in ROLES else "other" for leaf in leaves],
+        "role": [leaf.role if leaf.role in leaf_rows.ROLES else "other" for leaf in leaves],
         "dtype": [printable(dtype_text(leaf.dtype)) for leaf in leaves],
         "shape": [leaf.shape for leaf in leaves],
         "spec": [_spec(leaf, index) for leaf in leaves],
@@ -118,5 +116,5 @@ def _rows(leaves: Sequence[Leaf]) -> list[list[Any]]:
     rows = []
     for path, places in leaf_rows.layer_families(leaves):
         role = leaves[places[0]].role
-        rows.append([role if role in ROLES else "other", printable(path), places])
-    return sorted(rows, key=lambda row: ROLES.index(row[0]))
+        rows.append([role if role in leaf_rows.ROLES else "other", printable(path), places])
+    return sorted(rows, key=lambda row: leaf_rows.ROLES.index(row[0]))

@@ -263,6 +263,9 @@ def test_products_of_8_bit_numbers_allow_half_a_unit_in_their_last_place():
     sharded(w, x)
     found = sharded.report().check
     assert found.passed and found.limit == 1 / 16
+    # A tenth of a number is no rounding of an operand.
+    assert not compare(["w"], [np.float32([1.0, 0.1])], _runs([1.0, 0.0], [1.0, 0.0]), [], found.limit).passed
+    assert compare(["w"], [np.float32([1.0, 0.05])], _runs([1.0, 0.0], [1.0, 0.0]), [], found.limit).passed
 
 
 def test_a_leaf_that_is_off_is_named_with_how_much():

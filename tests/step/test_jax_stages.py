@@ -87,6 +87,20 @@ def test_traced_inside_of_another_function_it_is_the_step():
     assert jax.eval_shape(sharded, STATE, X) == jax.eval_shape(train, STATE, X)
 
 
+def test_values_read_besides_the_arguments_are_constants_as_under_jit():
+    read = {"rate": 0.5}
+
+    def scaled(x):
+        return x * read["rate"]
+
+    sharded = jaxshard_magic.shard(scaled, "dp", mesh="data=8")
+    for rate in (0.5, 0.25, 0.125):  # a plain call makes the value an input from the second on
+        read["rate"] = rate
+        near(sharded(X), X * rate)
+        compiled = sharded.lower(X).compile()
+        near(compiled(jax.device_put(X, compiled.input_shardings[0][0])), X * rate)
+
+
 def test_what_is_no_function_of_arrays_is_told_in_a_line():
     def counted(total, x):
         total[...] += jnp.sum(x)

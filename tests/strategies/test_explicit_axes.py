@@ -255,8 +255,9 @@ def test_an_array_with_a_type_that_the_step_closes_over(mesh):
     with jax.set_mesh(mesh):
         plain = np.asarray(step_of(predict)(params, batch)[1])
     for strategy in ("dp", "fsdp+tp"):
-        sharded = jaxshard_magic.shard(step_of(predict), strategy, mesh="data=4 model=2")
+        sharded = jaxshard_magic.shard(step_of(predict), strategy, mesh="data=4 model=2", check=True)
         assert furthest(sharded(params, batch)[1], plain) < 1e-4
+        assert sharded.report().check.passed
 
 
 def test_an_error_of_the_step_itself_is_jax_s(mesh):

@@ -199,6 +199,17 @@ def test_data_without_examples_in_it_stays_data():
     assert "frozen" not in found.values()
 
 
+def test_a_part_of_an_argument_with_data_in_it_takes_no_neighbours_along():
+    def step(adapters, moments, both, x):
+        return lora(adapters, moments, both["base"], x * both["extra"]["mask"] + both["extra"]["rows"])
+
+    both = {"base": BASE, "extra": {"mask": jnp.ones(D), "rows": X}}
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=8")
+    sharded(ADAPTERS, ADAM.init(ADAPTERS), both, X)
+    found = roles(sharded)
+    assert found["both.base.up.bias"] == "frozen" and found["both.extra.mask"] != "frozen"
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_data_set_in_memory_is_no_embedding(trains):
     data_set = jax.random.normal(KEYS[5], (1024, D))
